@@ -5,7 +5,7 @@
 Photographs of scikit-image and scikit-learn become JPEGs of quality 90: `small` are 500 x 400,
 `large` 2000 x 1500, mosaics of whole pixels. Every row reads, decodes, crops at random (8 to 100 %
 of the area, resized to 224 with the bicubic filter), mirrors half of the images and makes a batch
-of uint8; "floats" rows also normalise it on the CPU. A turn is one batch, a round takes all rows
+of uint8; "floats" rows also normalise it on the CPU. A turn is an epoch, a round takes all rows
 forwards and backwards, and a time is processor time of a process on one core with one thread. The
 table has images a second, and the ratio of the medians to each library's row with a 95 % bootstrap
 interval; "vitkit, again" is vitkit compared with itself: the noise.
@@ -42,7 +42,9 @@ from paired import ratio
 from PIL import Image
 
 import vitkit
+from vitkit.data.augmentation.crop_flip import crop_box
 from vitkit.data.augmentation.pipeline import Augmentation
+from vitkit.data.augmentation.resized_crop import reduced_box
 from vitkit.data.images import jpeg
 from vitkit.data.loading.loader import TrainingSteps, batches
 from vitkit.randomness import augmentation_key
@@ -179,35 +181,38 @@ def in_order(loader: object) -> Row:
     return lambda number: next(arriving)
 
 
-def times(rows: dict[str, Row], rounds: int) -> dict[str, list[float]]:
-    """Return the processor seconds of each turn of each row, after one turn that is not timed."""
+def times(rows: dict[str, Row], rounds: int, batches_of_epoch: int) -> dict[str, list[float]]:
+    """Return the processor seconds of each epoch of each row, after one that is not timed.
+
+    A whole epoch: a loader that makes a batch ahead makes none at the end.
+    """
     spent: dict[str, list[float]] = {name: [] for name in rows}
-    for number, row in enumerate(rows.values()):
-        row(number)
-    for number in range(rounds):
-        for half, names in enumerate((list(rows), list(rows)[::-1])):
-            for name in names:
-                start = time.process_time()
-                rows[name](2 * number + half)
+    for number in range(-1, 2 * rounds):
+        for name in list(rows)[:: (-1) ** (number % 2)]:
+            start = time.process_time()
+            for batch in range(batches_of_epoch):
+                rows[name]((number + 1) * batches_of_epoch + batch)
+            if number >= 0:
                 spent[name].append(time.process_time() - start)
     return spent
 
 
 def measured(kind: str, rounds: int, batch: int) -> dict[str, object]:
     """Time all rows on JPEGs of one size, print them, and return them."""
-    batch = min(batch, FILES[kind] // 2)
+    count = FILES[kind]
+    batch = min(batch, count // 2)
     with tempfile.TemporaryDirectory() as folder:
-        write_files(Path(folder), SIZES[kind], FILES[kind])
+        write_files(Path(folder), SIZES[kind], count)
         rows = vitkit_rows(Path(folder), batch, kind == "large")
         rows |= library_rows(Path(folder), batch)
-        spent = times(rows, rounds)
+        spent = times(rows, rounds, count // batch)
     against = [name for name in rows if name.startswith(("vitkit, again", "torchvision", "timm"))]
     table: dict[str, object] = {}
     print(f"\n{' x '.join(map(str, SIZES[kind]))} JPEGs, batches of {batch}, {rounds} rounds")
     for name, seconds in spent.items():
-        low, _, high = (batch / value for value in quantiles(seconds, n=4)[::-1])
-        table[name] = {"images_per_second": batch / median(seconds), "quartiles": [low, high]}
-        line = f"  {name:<28}{batch / median(seconds):7.0f} images/s [{low:.0f}, {high:.0f}]"
+        low, _, high = (count / value for value in quantiles(seconds, n=4)[::-1])
+        table[name] = {"images_per_second": count / median(seconds), "quartiles": [low, high]}
+        line = f"  {name:<28}{count / median(seconds):7.0f} images/s [{low:.0f}, {high:.0f}]"
         if name in ("vitkit", "vitkit, scaled_jpeg", "vitkit, floats", "vitkit, both by Pillow"):
             compared = {other: ratio(seconds, spent[other]) for other in against}
             table[name] |= {"faster_than": compared}  # type: ignore[operator]
@@ -215,6 +220,16 @@ def measured(kind: str, rounds: int, batch: int) -> dict[str, object]:
                 line += f"\n      {middle:.2f} [{lower:.2f}, {upper:.2f}] x {other}"
         print(line)
     return table
+
+
+def same_box(whole: np.ndarray, reduced: np.ndarray, key: int, index: int) -> np.ndarray:
+    """Return Pillow's crop of a whole image, its box moved to where the smaller image has it."""
+    size = (whole.shape[0], whole.shape[1])
+    box = reduced_box(crop_box(size, SCALE[0], 0, key, index), size, reduced.shape[:2])
+    factors = np.array(size)[::-1] / np.array(reduced.shape[:2])[::-1]
+    moved = tuple((np.array(box) * np.tile(factors, 2)).tolist())
+    image = Image.fromarray(whole).resize((SIDE, SIDE), Image.Resampling.BICUBIC, box=moved)
+    return np.asarray(image).astype(int)
 
 
 def agreement() -> dict[str, object]:
@@ -235,17 +250,20 @@ def agreement() -> dict[str, object]:
         for name, (kind, other) in others.items():
             split = vitkit.open_dataset(Path(folder) / kind).splits["train"]
             steps = TrainingSteps(split, preprocess, other, batch_size=1, seed=0)
-            differences, factors = [], []
+            differences, in_place, factors = [], [], []
             for index, epoch in product(range(len(split)), range(4)):
                 key = int(augmentation_key(epoch, 0))
                 image = steps.read(index, key, preprocess)
-                factors.append(image.reduction or 1)
+                factors.append(image.factor or 1)
                 if other.scaled_jpeg and factors[-1] == 1:
                     continue
-                asked = (preprocess, 0, key, index)
-                changed = other.resize(image.pixels, *asked, size=image.size)
-                expected = plain.resize(split.read(index), *asked)
+                whole = split.read(index)
+                changed = other.resize(image.pixels, preprocess, 0, key, index, image.size)
+                expected = plain.resize(whole, preprocess, 0, key, index)
                 differences.append(np.abs(changed.astype(int) - expected))
+                if factors[-1] > 1:
+                    expected = same_box(whole, image.pixels, key, index)
+                    in_place.append(np.abs(changed.astype(int) - expected))
             all_of_them = np.stack(differences)
             row = {
                 "mean": float(all_of_them.mean()), "different": float((all_of_them > 0).mean()),
@@ -253,6 +271,8 @@ def agreement() -> dict[str, object]:
                 "most": int(all_of_them.max()),
                 "crops": len(factors), "reduced": float(np.mean(np.array(factors) > 1)),
             }  # fmt: skip
+            if in_place:
+                row["mean_of_the_same_box"] = float(np.mean(in_place))
             table[name] = row
             print(f"  {name:<22} " + ", ".join(f"{key} {value:.4g}" for key, value in row.items()))
     return table

@@ -195,7 +195,7 @@ class TrainSettings(TypedDict, total=False):
     off, and in evaluation, it is always Pillow."""
     scaled_jpeg: bool
     """Decode a JPEG at 1/2, 1/4 or 1/8 of its size where its random crop is still not enlarged:
-    large photographs load 2 to 3 times as fast, a little less sharp. Training only."""
+    photographs of several megapixels load faster, and are a little less sharp. Training only."""
     aa: str | int | None
     """Augmentation policy: RandAugment such as `rand-m9-mstd0.5-inc1`, TrivialAugment `trivial`, or
     3-Augment `3`; default none."""

@@ -102,21 +102,21 @@ def test_every_kind_of_jpeg_has_the_same_pixels(kind, with_and_without, fast):
 def test_a_jpeg_decoded_smaller_has_the_same_pixels(kind, factor, with_and_without, fast):
     sizes = []
 
-    def read() -> jpeg.ReducedImage:
+    def read() -> tuple[np.ndarray, tuple[int, int], int | None]:
         return decode_reduced(KINDS[kind], lambda size: sizes.append(size) or factor)
 
-    ours, pillows = with_and_without(read)
+    (ours, size, used), (pillows, *_) = with_and_without(read)
     assert fast == [True, False]
     whole = decode(KINDS[kind])
     assert sizes == [whole.shape[:2]] * 2
-    assert (ours.size, ours.reduction) == (whole.shape[:2], factor)
-    assert ours.pixels.shape == (*jpeg.reduced_size(ours.size, factor), 3)
-    np.testing.assert_array_equal(ours.pixels, pillows.pixels)
+    assert (size, used) == (whole.shape[:2], factor)
+    assert ours.shape == (*jpeg.reduced_size(size, factor), 3)
+    np.testing.assert_array_equal(ours, pillows)
     # each pixel is about the mean of those that it stands for
     height, width = (side // factor * factor for side in whole.shape[:2])
     blocks = whole[:height, :width].reshape(height // factor, factor, width // factor, factor, 3)
     means = blocks.mean(axis=(1, 3))
-    inner = ours.pixels[: means.shape[0], : means.shape[1]]
+    inner = ours[: means.shape[0], : means.shape[1]]
     if not kind.startswith("turned"):
         assert np.abs(inner - means).mean() < 4
 
@@ -126,8 +126,9 @@ def test_other_files_are_never_decoded_smaller():
         raise AssertionError(size)
 
     for content in (encode(PHOTOGRAPH, "PNG"), encode(PHOTOGRAPH.crop((0, 0, 63, 90)), "JPEG")):
-        image = decode_reduced(content, never)
-        assert (image.reduction, image.pixels.shape) == (None, decode(content).shape)
+        pixels, size, factor = decode_reduced(content, never)
+        assert factor is None
+        assert pixels.shape == decode(content).shape == (*size, 3)
 
 
 def test_inks_are_left_to_pillow(with_and_without, fast):
@@ -197,7 +198,7 @@ def test_huge_files_are_not_read_into_memory(monkeypatch, tmp_path: Path, fast) 
     path.write_bytes(KINDS["4:2:0"])
     expected = decode(path)
     monkeypatch.setattr(jpeg, "LARGEST_FILE", len(KINDS["4:2:0"]) - 1)
-    monkeypatch.setattr("vitkit.data.images.decode.READ_AT_ONCE", 1000)
+    monkeypatch.setattr("vitkit.data.images.rereading.READ_AT_ONCE", 1000)
     np.testing.assert_array_equal(decode(path), expected)
     assert fast == [True, False]
 

@@ -98,7 +98,7 @@ def steps(split, augmentation=SCALED, **settings):
 
 
 def reductions(split) -> list[int]:
-    return [steps(split).read(index, 0, SMALL).reduction or 1 for index in range(len(split))]
+    return [steps(split).read(index, 0, SMALL).factor or 1 for index in range(len(split))]
 
 
 def test_crops_of_jpegs_decoded_smaller_agree_with_whole_ones(folder):

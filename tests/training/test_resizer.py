@@ -19,7 +19,7 @@ from vitkit.training.state.state_folder import newest_state
 
 CROPPED = {
     "epochs": 1, "warmup_epochs": 0.0, "crop_scale": 0.3, "log_examples": False,
-    "log_histograms": False, "model_ema": False,
+    "log_histograms": False, "model_ema": False, "test": False, "max_steps": 4,
 }  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def test_a_run_keeps_its_resizer_and_an_older_one_has_pillow(tmp_path: Path) -> 
     run(straight, resizer="pillow", **CROPPED)
     older = tmp_path / "older"
     with pytest.raises(Interrupted):
-        run(older, at(5, stop), resizer="pillow", **CROPPED)
+        run(older, at(2, stop), resizer="pillow", **CROPPED)
     forget_resizer(older)
     with pytest.raises(SettingError, match="resizer: pillow -> torch"):
         vitkit.train("digits", resume=str(older), resizer="torch")

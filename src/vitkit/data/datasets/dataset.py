@@ -16,11 +16,17 @@ from jaxtyping import Int, Int64, UInt8, UInt64
 
 from vitkit.data.datasets.label_changes import LabelChanges
 from vitkit.data.datasets.path_list import Paths
-from vitkit.data.datasets.split import AdmitPixels, ImageFiles, Split, admit_any
+from vitkit.data.datasets.split import (
+    AdmitPixels,
+    ImageFiles,
+    ReducedImage,
+    Reduction,
+    Split,
+    admit_any,
+)
 from vitkit.data.images.decode import decode, decode_reduced, decode_with_properties
 from vitkit.data.images.file_types import FileProperty
-from vitkit.data.images.jpeg import ReducedImage, Reduction
-from vitkit.data.images.rereading import NO_FILE, file_stamp, file_stamps, patiently
+from vitkit.data.images.rereading import NO_FILE, file_stamps, patiently, single_file_stamp
 from vitkit.errors import ImageError
 from vitkit.io.file_cache import UNKNOWN, file_keys
 from vitkit.messages import escape
@@ -122,7 +128,7 @@ class FileSplit(Split):
         return self._read(index, decode)
 
     def read_reduced(self, index: int, reduction: Reduction) -> ReducedImage:
-        return self._read(index, lambda path: decode_reduced(path, reduction))
+        return self._read(index, lambda path: ReducedImage(*decode_reduced(path, reduction)))
 
     def _read(self, index: int, read: Callable[[str], Image]) -> Image:
         try:
@@ -139,7 +145,7 @@ class FileSplit(Split):
         """
         path = self.paths.text(index)
         # A run must see the bytes that its fingerprint is of, or it could not be repeated.
-        stamp = file_stamp(path)
+        stamp = single_file_stamp(path)
         expected = stamp if self.stamps is None else self.stamps[index]
         if NO_FILE not in (stamp, expected) and stamp != expected:
             raise ImageError(path, "missing", "the file was changed after it was opened")
@@ -248,7 +254,10 @@ class StoredSplit(Split):
     def read_reduced(self, index: int, reduction: Reduction) -> ReducedImage:
         number = int(self.numbers[index])
         name = self.name(index)
-        return patiently(lambda: decode_reduced(self.store.encoded(number), reduction, name=name))
+        decoded = patiently(
+            lambda: decode_reduced(self.store.encoded(number), reduction, name=name)
+        )
+        return ReducedImage(*decoded)
 
     def examine(
         self, index: int, admit: AdmitPixels = admit_any

@@ -29,9 +29,15 @@ from filelock import FileLock
 from jaxtyping import Int, Int64, UInt8, UInt16
 
 from vitkit.data.datasets.dataset import Dataset
-from vitkit.data.datasets.split import AdmitPixels, Split, WrappedSplit, admit_any
+from vitkit.data.datasets.split import (
+    AdmitPixels,
+    ReducedImage,
+    Reduction,
+    Split,
+    WrappedSplit,
+    admit_any,
+)
 from vitkit.data.images.file_types import FILE_PROPERTIES, FileProperty
-from vitkit.data.images.jpeg import ReducedImage, Reduction
 from vitkit.errors import ImageError
 from vitkit.io.atomic import replacing_folder
 from vitkit.io.cache_folder import cache_folder

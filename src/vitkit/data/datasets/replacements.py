@@ -12,8 +12,7 @@ import numpy as np
 from jaxtyping import Int, Int64, UInt8
 
 from vitkit.data.datasets.dataset import Dataset
-from vitkit.data.datasets.split import ImageFiles, Split, WrappedSplit
-from vitkit.data.images.jpeg import ReducedImage, Reduction
+from vitkit.data.datasets.split import ImageFiles, ReducedImage, Reduction, Split, WrappedSplit
 from vitkit.errors import ImageError
 
 MOST_TRIED = 100

@@ -10,13 +10,33 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int, Int64, UInt8, UInt64
 
-from vitkit.data.images.jpeg import ReducedImage, Reduction
-
 LONGEST_PAUSE = 120.0
 """Seconds that `Split.read` may wait without doing anything, such as for an overloaded server."""
 
 AdmitPixels = Callable[[int], object]
 """Called with the number of pixels of an image before it is decoded; it may wait."""
+
+Reduction = Callable[[tuple[int, int]], int]
+"""Called with the full size (H, W) of an image; returns 1, 2, 4 or 8, the factor by which it may be
+decoded smaller."""
+
+
+@dataclass(frozen=True)
+class ReducedImage:
+    """A decoded image that may be smaller than its file."""
+
+    pixels: UInt8[np.ndarray, "h w C"]
+    """(ceil(H / factor), ceil(W / factor), C)."""
+    size: tuple[int, int] | None = None
+    """The full size (H, W); None where it is that of the pixels."""
+    factor: int | None = None
+    """1, 2, 4 or 8; None where the image has one size only."""
+
+    def serves(self, reduction: Reduction) -> bool:
+        """Return True if decoding with another `reduction` would give the same pixels."""
+        if self.factor is None or self.size is None:
+            return True
+        return reduction(self.size) == self.factor
 
 
 @dataclass(frozen=True)

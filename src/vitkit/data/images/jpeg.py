@@ -14,17 +14,15 @@ from __future__ import annotations
 import functools
 import importlib
 import io
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageFile
 
-from vitkit.data.images.colour import RGBPixels
-from vitkit.data.images.integrity import Stream
-
+JPEGPixels = UInt8[np.ndarray, "H W 3"]
 REDUCTIONS = (8, 4, 2)
 """The factors by which a JPEG can be decoded smaller, the largest first."""
 SMALLEST_REDUCED = 64
@@ -35,29 +33,8 @@ DECODED_ALIKE = frozenset({0xC0, 0xC1, 0xC2})
 """Frames that every libjpeg decodes: baseline, extended sequential and progressive Huffman coding
 (ITU-T T.81, Table B.1); some are built without arithmetic coding."""
 
-Reduction = Callable[[tuple[int, int]], int]
-"""Called with the full size (H, W) of an upright image; returns 1, 2, 4 or 8, the factor by which
-it may be decoded smaller."""
 Decoder = Callable[..., Any]
 """`simplejpeg.decode_jpeg`."""
-
-
-@dataclass(frozen=True)
-class ReducedImage:
-    """A decoded image that may be smaller than its file."""
-
-    pixels: UInt8[np.ndarray, "h w C"]
-    """(ceil(H / reduction), ceil(W / reduction), C)."""
-    size: tuple[int, int] | None = None
-    """The full size (H, W); None where it is that of the pixels."""
-    reduction: int | None = None
-    """1, 2, 4 or 8; None where the file has one size only."""
-
-    def serves(self, reduction: Reduction) -> bool:
-        """Return True if decoding with another `reduction` would give the same pixels."""
-        if self.reduction is None or self.size is None:
-            return True
-        return reduction(self.size) == self.reduction
 
 
 def reduced_size(size: tuple[int, int], reduction: int) -> tuple[int, int]:
@@ -74,8 +51,8 @@ def set_reduction(image: ImageFile.ImageFile, reduction: int) -> None:
 
 
 def fast_pixels(
-    handle: Stream, image: Image.Image, frame: int, reduction: int = 1
-) -> RGBPixels | None:
+    handle: io.BytesIO | io.BufferedReader, image: Image.Image, frame: int, reduction: int = 1
+) -> JPEGPixels | None:
     """Return the pixels of a JPEG as they are stored, or None where Pillow has to decode it.
 
     Args:
@@ -90,10 +67,12 @@ def fast_pixels(
     if decoder is None:
         return None
     position = handle.tell()
-    handle.seek(0)
-    content = handle.read(LARGEST_FILE + 1)
+    content = b""
+    if handle.seek(0, os.SEEK_END) <= LARGEST_FILE:
+        handle.seek(0)
+        content = handle.read()
     handle.seek(position)
-    if len(content) > LARGEST_FILE:
+    if not content:
         return None
     return _decoded(decoder, content, (image.height, image.width), reduction)
 
@@ -136,7 +115,7 @@ def agrees_with_pillow(decoder: Decoder) -> bool:
 
 def _decoded(
     decoder: Decoder, content: bytes, size: tuple[int, int], reduction: int
-) -> RGBPixels | None:
+) -> JPEGPixels | None:
     """Return the pixels of a file; None where it is damaged or of another size than expected."""
     height, width = reduced_size(size, reduction)
     smallest = {} if reduction == 1 else {"min_height": height, "min_width": width}

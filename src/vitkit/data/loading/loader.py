@@ -22,8 +22,7 @@ from jaxtyping import Int64, UInt8
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from vitkit.data.datasets.split import Split
-from vitkit.data.images.jpeg import ReducedImage
+from vitkit.data.datasets.split import ReducedImage, Split
 from vitkit.data.images.preprocess import fit
 from vitkit.data.loading import worker_watch
 from vitkit.data.loading.batch import Batch

@@ -64,7 +64,7 @@ class AugmentationSettings:
         bool, Meaning(resume="fixed", changes_result=True, with_probe="refused")
     ] = False
     """Decode a JPEG at 1/2, 1/4 or 1/8 of its size where its random crop is still not enlarged:
-    large photographs load 2 to 3 times as fast, a little less sharp. Training only."""
+    photographs of several megapixels load faster, and are a little less sharp. Training only."""
     aa: Annotated[
         PolicyName, Meaning(resume="fixed", changes_result=True, with_probe="refused")
     ] = None
