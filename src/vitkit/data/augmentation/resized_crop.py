@@ -1,8 +1,9 @@
 """A random crop resized to the model's size: by Pillow as in evaluation, or by torch, faster.
 
 torch resizes uint8 pixels in their own order, with the same filters and antialiasing as Pillow and
-coefficients of fewer bits: most values are the same, the others differ by 1 or so. A JPEG that is
-much larger than the crop needs may have been decoded smaller, and the box shrinks with it.
+coefficients of fewer bits: nearly all values are the same or differ by 1, a few at hard edges by up
+to 11. A JPEG that is much larger than the crop needs may have been decoded smaller, and the box
+shrinks with it.
 """
 
 from __future__ import annotations

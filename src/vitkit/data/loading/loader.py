@@ -25,8 +25,7 @@ from torch.utils.data import Dataset as TorchDataset
 from vitkit.data.datasets.split import ReducedImage, Split
 from vitkit.data.images.preprocess import fit
 from vitkit.data.loading import worker_watch
-from vitkit.data.loading.batch import Batch
-from vitkit.data.loading.pixel_augmentation import PixelAugmentation, PixelTransform
+from vitkit.data.loading.batch import Batch, PixelAugmentation, PixelTransform
 from vitkit.data.loading.sampler import EpochOrder, steps_of_epoch
 from vitkit.data.loading.worker_watch import watched
 from vitkit.errors import DataError, VitkitError

@@ -54,7 +54,7 @@ class AugmentationSettings:
     ] = None
     """Smallest fraction of the area that a random crop keeps (Inception crop), above 0; 1 turns it
     off. Default: 0.35, or 1 for images that are shifted by default."""
-    # other pixels by 1 of 255 in a few of a thousand: far below another seed's spread
+    # one value of a hundred differs, mostly by 1 of 255: far less than between two seeds
     resizer: Annotated[
         Resizer, Meaning(resume="fixed", changes_result=False, with_probe="ignored")
     ] = "torch"
