@@ -124,6 +124,14 @@ def _moments(optimizer: OptimizerName, parameters: Parameters) -> int:
     return FULL * numbers
 
 
+def kept_copies(training: Training) -> int:
+    """Return the bytes of weights in half precision that autograd keeps for the backward pass."""
+    if not training.arithmetic.is_mixed:
+        return 0
+    parameters = count_parameters(training.spec)
+    return HALF * (parameters.other_matrices if training.recompute else parameters.matrices)
+
+
 def _copies(training: Training, parameters: Parameters) -> int:
     """Return the bytes of weights besides the optimizer's own, while a step is computed."""
     copies = 0

@@ -34,11 +34,14 @@ BUCKET = 25e6
 """Bytes of a bucket of gradients; the last one is exchanged after the backward pass."""
 SHARPNESS = 4
 """Power of the mean by which launches and work, which run beside each other, are added."""
-FUSED_BACKWARD = 2.5
-"""Operations of a fused kernel's backward pass over those of its forward pass."""
+ATTENTION_RUNS: dict[str, float] = {"fused": 3.5, "plain": 3.0}
+"""Operations of attention with its backward pass, relative to the forward pass: a fused kernel
+multiplies query and key once more."""
 UPDATE_BYTES = 40
 """Bytes moved for each parameter: AdamW reads four numbers and writes three, clipping reads two and
 writes one."""
+GATE = 2.5
+"""Bytes that a gate's functions move, relative to those of a plain activation function."""
 MUON_STEPS = 5
 """Iterations of Newton-Schulz of an update by Muon."""
 
@@ -50,16 +53,22 @@ class Rates:
     Attributes:
         products: operations a second of matrix products with weights.
         attention: operations a second of attention, forward and backward.
+        activation: bytes a second of the MLP's activation function, forward and backward.
         traffic: bytes a second of everything else.
+        update: bytes a second of the update of the weights.
         block_seconds: time to start the operations of a block.
         other_seconds: the same for the rest of a step.
+        overlaps: whether operations are started while earlier ones are computed.
     """
 
     products: float
     attention: float
+    activation: float
     traffic: float
-    block_seconds: float = 0.0
-    other_seconds: float = 0.0
+    update: float
+    block_seconds: float
+    other_seconds: float
+    overlaps: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +97,16 @@ class StepTime:
 def gpu_rates(gpu: Hardware, arithmetic: Arithmetic) -> Rates:
     """Return the rates of a GPU, as shares of its data sheet that were measured on an H100."""
     peak = 1e12 * (gpu.half_tflops if arithmetic.is_mixed else gpu.full_tflops)
+    moved = TRAFFIC_SHARE * gpu.bandwidth
     return Rates(
         products=PRODUCTS_SHARE * peak,
         attention=ATTENTION_SHARE * peak,
-        traffic=TRAFFIC_SHARE * gpu.bandwidth,
+        activation=moved,
+        traffic=moved,
+        update=moved,
         block_seconds=BLOCK_SECONDS,
         other_seconds=OTHER_SECONDS,
+        overlaps=True,
     )
 
 
@@ -118,16 +131,19 @@ def step_time(
     forward = forward_flops(spec, trained_tokens(spec))
     again = int(training.recompute)  # one more forward pass of the blocks
     products = 3 * forward.products + again * (forward.products - forward.patches - forward.head)
-    backward = FUSED_BACKWARD if arithmetic.kernel == "fused" else 2.0
     seconds_of_products = (images * products + _update_flops(training)) / rates.products
-    attention = images * forward.attention * (1 + again + backward) / rates.attention
-    moved = images * spec.depth * _block_traffic(spec, arithmetic, again)
-    moved = moved * (COMPILED_TRAFFIC if compiled else 1) + _update_traffic(training)
-    traffic = moved / rates.traffic
+    attention = images * forward.attention * (again + ATTENTION_RUNS[arithmetic.kernel])
+    attention = attention / rates.attention
+    blocks = images * spec.depth
+    traffic = blocks * _activation_traffic(spec, arithmetic, again) / rates.activation
+    traffic += blocks * _block_traffic(spec, arithmetic, again) / rates.traffic
+    traffic *= COMPILED_TRAFFIC if compiled else 1
+    traffic += _update_traffic(training) / rates.update
     work = seconds_of_products + attention + traffic
     launches = spec.depth * rates.block_seconds * (1 + again * RECOMPUTE_LAUNCHES)
     launches = (launches + rates.other_seconds) * (COMPILED_LAUNCHES if compiled else 1)
-    computed = (work**SHARPNESS + launches**SHARPNESS) ** (1 / SHARPNESS)
+    power = SHARPNESS if rates.overlaps else 1
+    computed = (work**power + launches**power) ** (1 / power)
     exchange, waiting = _exchange(training, computed, link)
     return StepTime(
         products=seconds_of_products,
@@ -140,22 +156,31 @@ def step_time(
     )
 
 
-def _block_traffic(spec: ViTSpec, arithmetic: Arithmetic, again: int) -> float:
-    """Return the bytes that a block's operations move beside its products, for one image.
+def _activation_traffic(spec: ViTSpec, arithmetic: Arithmetic, again: int) -> float:
+    """Return the bytes that a block's activation function moves for one image.
 
-    Forward: two norms, two sums, an activation function, and under autocast two casts; backward:
-    the gradients of these, sums of the gradients of biases, and the gradient of qkv put together.
+    Forward: one number read and one written, backward two read and one written; a gate has two
+    functions and a product.
+    """
+    values = arithmetic.size * trained_tokens(spec) * spec.mlp_width
+    return (5 + 2 * again) * values * (1 if spec.mlp == "plain" else GATE)
+
+
+def _block_traffic(spec: ViTSpec, arithmetic: Arithmetic, again: int) -> float:
+    """Return the bytes that a block's other operations move beside its products, for one image.
+
+    Forward: two norms, two sums, and under autocast two casts; backward: the gradients of these,
+    sums of the gradients of biases, and the gradient of qkv put together.
     """
     tokens = trained_tokens(spec)
     stream, hidden = tokens * spec.width, tokens * spec.mlp_width
     size, mixed = arithmetic.size, arithmetic.is_mixed
     cast = (FULL + HALF) * mixed
-    activation = 2 * size * hidden * (1 if spec.mlp == "plain" else 2.5)
-    forward = 2 * stream * (2 * FULL + cast + 2 * FULL + size) + activation
+    forward = 2 * stream * (2 * FULL + cast + 2 * FULL + size)
     norms = 2 * stream * (5 * FULL + 2 * cast + 3 * FULL)
     biases = size * (3 * spec.attention_width * tokens + hidden + 2 * stream)
     gathered = 6 * size * spec.attention_width * tokens
-    backward = norms + 1.5 * activation + biases + gathered
+    backward = norms + biases + gathered
     if spec.layer_scale is not None:
         forward += 4 * size * stream
         backward += 10 * size * stream
