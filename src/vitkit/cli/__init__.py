@@ -63,7 +63,7 @@ def main() -> None:
             null = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
             setattr(sys, name, null)
     shorten_spinning(os.environ)  # read when torch loads OpenMP
-    if sys.argv[1:2] == ["train"]:
+    if sys.argv[1:2] in (["train"], ["plan"]):  # a plan may measure a step of train
         keep_freed_memory()
     try:
         code = run(sys.argv[1:])

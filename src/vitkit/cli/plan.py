@@ -93,9 +93,13 @@ def plan_command(
     if not on_gpu and gpus > 1:
         raise SettingError(f"--gpus {gpus}: --gpu this is one processor; leave --gpus out")
     if not on_gpu and compile:
-        raise SettingError("--compile: its gain was measured on a GPU; leave it out with --gpu this")
+        raise SettingError(
+            "--compile: its gain was measured on a GPU; leave it out with --gpu this"
+        )
     if measure and on_gpu:
-        raise SettingError(f"--measure: makes steps on this processor, not on {gpu}; add --gpu this")
+        raise SettingError(
+            f"--measure: makes steps on this processor, not on {gpu}; add --gpu this"
+        )
     batch_size = batch_size or _default_batch(batch_size, gpus, on_gpu)
     check_batch(batch_size, gpus)
     planned = _spec_of(model, img_size, spec or {})

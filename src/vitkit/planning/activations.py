@@ -25,7 +25,7 @@ class Arithmetic:
     Attributes:
         amp: `off` is float32; the others are those of autocast.
         kernel: `fused` attention keeps one number for each row of weights, `plain` all weights.
-        on_gpu: autocast on a GPU computes norms and softmax in float32, on a processor as they come.
+        on_gpu: autocast on a GPU computes norms and softmax in float32, on a processor not.
     """
 
     amp: Literal["off", "bfloat16", "float16"] = "bfloat16"
@@ -215,7 +215,9 @@ def _scales(spec: ViTSpec, tokens: int, size: int) -> int:
 def _outside(spec: ViTSpec, tokens: int, arithmetic: Arithmetic) -> int:
     """Return the bytes before and after the blocks: patches, norms, pooling and head."""
     size, width, patches = arithmetic.size, spec.width, spec.num_patches
-    kept = size * patches * patch_values(spec)
+    # a processor's convolution in float32 keeps the images themselves
+    copied = arithmetic.on_gpu or arithmetic.is_mixed or spec.stem != "convolution"
+    kept = size * patches * patch_values(spec) * copied
     if spec.stem == "normed_linear":
         kept += FULL * patches * (patch_values(spec) + width)
         kept += 2 * 2 * FULL * patches
@@ -234,7 +236,7 @@ def _outside(spec: ViTSpec, tokens: int, arithmetic: Arithmetic) -> int:
 
 
 def _last_norm(spec: ViTSpec, tokens: int, arithmetic: Arithmetic) -> int:
-    """Return the bytes of the last norm, and of the tokens that stay because one of them is read."""
+    """Return the bytes of the last norm, and of all tokens where one of them is read."""
     all_tokens = _stream(spec, arithmetic) * tokens * spec.width
     before = spec.final_norm and spec.norm_before_pool
     kept = 0
@@ -245,9 +247,7 @@ def _last_norm(spec: ViTSpec, tokens: int, arithmetic: Arithmetic) -> int:
     return kept + all_tokens * (spec.pooling == "cls" and keeps_all)
 
 
-def _backward(
-    spec: ViTSpec, tokens: int, arithmetic: Arithmetic, block: BlockActivations
-) -> int:
+def _backward(spec: ViTSpec, tokens: int, arithmetic: Arithmetic, block: BlockActivations) -> int:
     """Return the temporary bytes while the last block is differentiated.
 
     The gradient of the tokens, its copy under autocast, and the gradient of the MLP's hidden layer;

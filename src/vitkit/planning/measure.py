@@ -34,7 +34,7 @@ LEAST_SECONDS = 0.2
 LEAST_CALLS = 3
 """Repetitions at least."""
 TINY = ViTSpec(
-    image_size=8, patch_size=4, width=8, depth=1, num_heads=1, mlp_width=8, num_classes=2
+    image_size=(8, 8), patch_size=(4, 4), width=8, depth=1, num_heads=1, mlp_width=8, num_classes=2
 )
 """A model whose step takes no time but for the start of its operations."""
 TINY_BLOCKS = 8
@@ -188,16 +188,15 @@ def _with_gradients(
 
 
 def _products_rate(spec: ViTSpec, arithmetic: Arithmetic, rows: int) -> float:
-    inputs = torch.randn(rows, spec.width)
-    weight = torch.randn(spec.mlp_width, spec.width) / spec.width**0.5
-    other = torch.randn(spec.width, spec.mlp_width) / spec.mlp_width**0.5
-
-    def layers(inputs: Tensor, weight: Tensor, other: Tensor) -> Tensor:
-        return F.linear(F.linear(inputs, weight), other)
-
-    amp = autocast(arithmetic.amp, CPU)
-    seconds = _with_gradients(layers, inputs, weight, other, amp=amp)
-    return 12 * rows * spec.width * spec.mlp_width / seconds
+    """Time the four products of a block with their gradients, each alone."""
+    width, inner = spec.width, spec.attention_width
+    shapes = [(width, 3 * inner), (inner, width), (width, spec.mlp_width), (spec.mlp_width, width)]
+    seconds = 0.0
+    for inputs, outputs in shapes:
+        x, weight = torch.randn(rows, inputs), torch.randn(outputs, inputs) / inputs**0.5
+        seconds += _with_gradients(F.linear, x, weight, amp=autocast(arithmetic.amp, CPU))
+    values = sum(inputs * outputs for inputs, outputs in shapes)
+    return 6 * rows * values / seconds
 
 
 def _attention_rate(spec: ViTSpec, arithmetic: Arithmetic, images: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from vitkit.planning.activations import FULL, HALF, Arithmetic, image_activations
@@ -12,7 +12,7 @@ from vitkit.spec import ViTSpec
 OptimizerName = Literal["adamw", "adam", "sgd", "muon"]
 Parallel = Literal["ddp", "fsdp"]
 MOMENTS: dict[OptimizerName, int] = {"adamw": 2, "adam": 2, "sgd": 1, "muon": 2}
-"""Optimizer -> the numbers that it keeps for each parameter; Muon keeps one for a block's matrix."""
+"""Optimizer -> numbers that it keeps for each parameter; Muon keeps one for those of a matrix."""
 GATHERED = 2
 """Blocks whose weights FSDP holds unsharded at once: the present one and the next."""
 
@@ -33,7 +33,7 @@ class Training:
 
     spec: ViTSpec
     optimizer: OptimizerName = "adamw"
-    arithmetic: Arithmetic = Arithmetic()
+    arithmetic: Arithmetic = field(default_factory=Arithmetic)
     ema: bool = False
     devices: int = 1
     parallel: Parallel = "ddp"
