@@ -363,5 +363,5 @@ def _too_large(way: Way, schedule: Schedule, training: Training, device: Hardwar
     )
 
 
-def _giga(operations: float) -> str:
+def _giga(operations: int) -> str:
     return f"{operations / 1e9:,.3f}"

@@ -53,27 +53,27 @@ class Hardware:
 
 GPUS: dict[str, Hardware] = {
     "h100": Hardware(
-        name="NVIDIA H100 SXM 80 GB", half_tflops=989.4, full_tflops=67, bandwidth=3.35e12,
+        name="NVIDIA H100 SXM 80 GB", half_tflops=989.4, full_tflops=67.0, bandwidth=3.35e12,
         memory=80 * GB, link=450 * GB, network=50 * GB,
     ),
     "h200": Hardware(
-        name="NVIDIA H200 SXM 141 GB", half_tflops=989.4, full_tflops=67, bandwidth=4.8e12,
+        name="NVIDIA H200 SXM 141 GB", half_tflops=989.4, full_tflops=67.0, bandwidth=4.8e12,
         memory=141 * GB, link=450 * GB, network=50 * GB,
     ),
     "a100-40": Hardware(
-        name="NVIDIA A100 SXM 40 GB", half_tflops=312, full_tflops=19.5, bandwidth=1.555e12,
+        name="NVIDIA A100 SXM 40 GB", half_tflops=312.0, full_tflops=19.5, bandwidth=1.555e12,
         memory=40 * GB, link=300 * GB, network=25 * GB,
     ),
     "a100-80": Hardware(
-        name="NVIDIA A100 SXM 80 GB", half_tflops=312, full_tflops=19.5, bandwidth=2.039e12,
+        name="NVIDIA A100 SXM 80 GB", half_tflops=312.0, full_tflops=19.5, bandwidth=2.039e12,
         memory=80 * GB, link=300 * GB, network=25 * GB,
     ),
     "l4": Hardware(
-        name="NVIDIA L4 24 GB", half_tflops=121, full_tflops=30.3, bandwidth=300 * GB,
+        name="NVIDIA L4 24 GB", half_tflops=121.0, full_tflops=30.3, bandwidth=300 * GB,
         memory=24 * GB, link=32 * GB, network=1.5 * GB,
     ),
     "t4": Hardware(
-        name="NVIDIA T4 16 GB", half_tflops=65, full_tflops=8.1, bandwidth=300 * GB,
+        name="NVIDIA T4 16 GB", half_tflops=65.0, full_tflops=8.1, bandwidth=300 * GB,
         memory=16 * GB, link=16 * GB, network=1.5 * GB, has_bfloat16=False,
     ),
     "rtx4090": Hardware(

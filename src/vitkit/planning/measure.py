@@ -48,7 +48,7 @@ def has_fast_bfloat16() -> bool:
     return has_fast_half(CPU)
 
 
-def fastest(call: Callable[[], object], seconds: float = LEAST_SECONDS) -> float:
+def fastest(call: Callable[[], object]) -> float:
     """Return the seconds of the fastest call, after one that warms up.
 
     Other programs only make a call slower, so the fastest one is that of the machine. With one
@@ -57,7 +57,7 @@ def fastest(call: Callable[[], object], seconds: float = LEAST_SECONDS) -> float
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     call()
     times: list[float] = []
-    while len(times) < LEAST_CALLS or sum(times) < seconds:
+    while len(times) < LEAST_CALLS or sum(times) < LEAST_SECONDS:
         start = clock()
         call()
         times.append(clock() - start)
@@ -105,16 +105,15 @@ def faster_of(one: Rates, other: Rates) -> Rates:
     )
 
 
-def measured_step(training: Training, images: int, seconds: float = LEAST_SECONDS) -> float:
+def measured_step(training: Training, images: int) -> float:
     """Return the seconds of a training step of `vitkit train` on this processor, the fastest one.
 
     Args:
         training: the settings of the run.
         images: of a step; random images, which are on the processor already.
-        seconds: time to repeat it for, at least.
     """
     step, batch = _step(training, images)
-    return fastest(lambda: step(batch, 0), seconds)
+    return fastest(lambda: step(batch, 0))
 
 
 def kept_bytes(training: Training, images: int) -> int:

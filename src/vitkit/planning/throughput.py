@@ -163,7 +163,7 @@ def _activation_traffic(spec: ViTSpec, arithmetic: Arithmetic, again: int) -> fl
     functions and a product.
     """
     values = arithmetic.size * trained_tokens(spec) * spec.mlp_width
-    return (5 + 2 * again) * values * (1 if spec.mlp == "plain" else GATE)
+    return (5 + 2 * again) * values * (1.0 if spec.mlp == "plain" else GATE)
 
 
 def _block_traffic(spec: ViTSpec, arithmetic: Arithmetic, again: int) -> float:
@@ -187,7 +187,7 @@ def _block_traffic(spec: ViTSpec, arithmetic: Arithmetic, again: int) -> float:
     if arithmetic.kernel == "plain":
         weights = size * spec.num_heads * tokens**2
         forward, backward = forward + 6 * weights, backward + 8 * weights
-    return (1 + again) * forward + backward
+    return float((1 + again) * forward + backward)
 
 
 def _update_traffic(training: Training) -> float:
