@@ -38,7 +38,7 @@ SMALL = {
 }  # fmt: skip
 """Models of a width that the recipes have."""
 STEPS = [("digits", 128), ("cifar", 64), ("Ti", 4), ("Ti", 8), ("S", 4), ("B", 2)]
-KEPT = [(name, images) for name in NAMES for images in (2, 8)]
+KEPT = [(name, images) for name in NAMES for images in (1, 4)]
 Row = dict[str, object]
 
 

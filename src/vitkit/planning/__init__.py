@@ -1,1 +1,1 @@
-"""What a training run needs before it is started: operations, memory, time (`docs/scaling.md`)."""
+"""Operations, memory and time of a training, before it is started (`docs/scaling.md`)."""
