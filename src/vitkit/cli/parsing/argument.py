@@ -24,6 +24,7 @@ METAVARS = {
     "data_root": "FOLDER",
     "device": "DEVICE",
     "freeze": "NAME",
+    "gpu": "NAME",
     "img_size": "PIXELS",
     "licence": "LICENCE",
     "loss": "NAME",
