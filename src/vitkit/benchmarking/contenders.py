@@ -75,6 +75,10 @@ PEERS: dict[str, Contender] = {
 OTHER_PEER_NAMES = {"huggingface": "transformers", "lucidrains": "vit-pytorch",
                     "vit_pytorch": "vit-pytorch", "ort": "onnxruntime"}  # fmt: skip
 """Other names of peers -> those of `PEERS`."""
+OPTIMIZED = "optimized"
+"""`vitkit.optimized`: the model itself, folded and with the fastest kernels."""
+OWN_CHOICES = ("torch", OPTIMIZED, *(name for name in ENGINES if name != "torch"))
+"""vitkit's contenders: plain, optimized, and the other engines."""
 NO_PEERS = "none"
 """The word for a benchmark of vitkit alone."""
 
@@ -92,14 +96,12 @@ class Lineup:
     left_out: dict[str, str]
 
 
-def choose_contenders(
-    against: Sequence[str], engines: Sequence[str], precision: str
-) -> Lineup:
+def choose_contenders(against: Sequence[str], engines: Sequence[str], precision: str) -> Lineup:
     """Choose the contenders by their names.
 
     Args:
         against: names of `PEERS`; empty for all that are installed, `none` for none.
-        engines: names of `ENGINES`; empty for all that are installed.
+        engines: names of `OWN_CHOICES`; empty for all that are installed.
         precision: one of float32, bfloat16 and int8.
 
     Raises:
@@ -111,7 +113,7 @@ def choose_contenders(
     if list(against) != [NO_PEERS]:
         named = [_peer(name) for name in against]
         peers = _usable(named or PEERS.values(), precision, bool(named), left_out)
-    chosen = [_engine(name) for name in engines or ENGINES]
+    chosen = [_engine(name) for name in engines or OWN_CHOICES]
     ours = _usable(chosen, precision, bool(engines), left_out)
     if not ours:
         raise SettingError(f"no engine here computes in {precision}; pass --engines torch")
@@ -130,17 +132,24 @@ def _peer(name: str) -> Contender:
 
 
 def _engine(name: str) -> Contender:
+    if name == OPTIMIZED:
+        return Contender(f"vitkit {name}", "engine", name)
     if name not in ENGINES:
+        near = did_you_mean(name, OWN_CHOICES)
         raise SettingError(
-            f"--engines {name}: there is no such engine{did_you_mean(name, ENGINES)}; it is one of "
-            f"{', '.join(ENGINES)}"
+            f"--engines {name}: there is no such engine{near}; it is one of "
+            f"{', '.join(OWN_CHOICES)}"
         )
     kind = ENGINES[name]
-    packages = " ".join(kind.packages)
     return Contender(
-        f"vitkit {name}", "engine", name, kind.packages, packages, kind.precisions,
+        f"vitkit {name}",
+        "engine",
+        name,
+        kind.packages,
+        " ".join(kind.packages),
+        kind.precisions,
         compiled=name == "compile",
-    )  # fmt: skip
+    )
 
 
 def _usable(

@@ -13,10 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitkit.benchmarking.inputs import smooth_images
+from vitkit.benchmarking.contenders import OPTIMIZED
 from vitkit.benchmarking.machine import versions
+from vitkit.benchmarking.older_vit_pytorch import NOTE, vit_without_patch_norms
 from vitkit.benchmarking.torchvision_operators import declare_missing_operators
 from vitkit.engines.build import build_engine
+from vitkit.engines.choosing.sample_images import sample_images
+from vitkit.engines.inference_folds import optimized
 from vitkit.engines.onnxruntime import to_onnx
 from vitkit.engines.openvino import HINTS, refuse_no_bfloat16
 from vitkit.engines.program import export_program, without_warnings
@@ -29,7 +32,7 @@ from vitkit.weights.load import load
 CALIBRATION_IMAGES = 16
 """Images that int8 is calibrated with."""
 CALIBRATION_SEED = 1_000
-"""Of the first of them; no timed or compared batch has them."""
+"""No timed or compared batch has it."""
 
 
 class Task(NamedTuple):
@@ -37,11 +40,12 @@ class Task(NamedTuple):
 
     Attributes:
         kind: of the contender: `engine`, `library` or `runtime`.
-        source: the engine, the format, or the runtime.
+        source: the engine or `optimized`, the format, or the runtime.
         compiled: by `torch.compile`.
         own: folder with vitkit's own file.
         path: folder with the contender's file.
         spec: of the model in it.
+        norm_eps: epsilon of the norms of vitkit's model; some formats cannot store it.
         precision: float32, bfloat16 or int8.
         threads: of the processor.
     """
@@ -52,6 +56,7 @@ class Task(NamedTuple):
     own: str
     path: str
     spec: ViTSpec
+    norm_eps: float
     precision: str
     threads: int
 
@@ -88,6 +93,11 @@ def make_forward_pass(task: Task) -> ForwardPass:
 
 def _engine(task: Task) -> ForwardPass:
     model = load(task.own).model.eval()
+    if task.source == OPTIMIZED:
+        return ForwardPass(
+            _named("torch"),
+            lambda count: optimized(model, precision=task.precision, batch_size=count),
+        )
     calibration = None
     if task.precision == "int8":
         calibration = calibration_images(task.spec)
@@ -112,6 +122,10 @@ def library_model(task: Task) -> tuple[str, nn.Module, Callable[[Any], Any]]:
     """
     declare_missing_operators()
     reference = reference_model(task.source, Path(task.path), task.spec)
+    if isinstance(reference, str) and task.source == "lucidrains":
+        older = vit_without_patch_norms(Path(task.path), task.norm_eps)
+        if older is not None:
+            return f"{_named('vit-pytorch')} {NOTE}", older, lambda output: output
     if isinstance(reference, str):
         raise SettingError(reference)
     return reference.library, reference.built.model, reference.built.logits
@@ -148,7 +162,7 @@ def _bare_openvino(task: Task) -> ForwardPass:
         refuse_no_bfloat16()
     openvino: Any = import_runtime("openvino")
     model, spec = _plain_model(task), task.spec
-    example = smooth_images(2, spec.image_size, spec.in_channels)
+    example = sample_images(2, spec.in_channels, spec.image_size)
     with torch.no_grad(), without_warnings():
         converted = openvino.convert_model(model, example_input=example)
     if task.precision == "int8":
@@ -204,9 +218,9 @@ def _bare_onnxruntime(task: Task) -> ForwardPass:
 
 
 def calibration_images(spec: ViTSpec) -> Tensor:
-    """Return the images (N, C, H, W) that int8 is calibrated with; speed does not depend on them."""
-    return smooth_images(
-        CALIBRATION_IMAGES, spec.image_size, spec.in_channels, seed=CALIBRATION_SEED
+    """Return the images (N, C, H, W) that int8 is calibrated with; speed is that of any others."""
+    return sample_images(
+        CALIBRATION_IMAGES, spec.in_channels, spec.image_size, seed=CALIBRATION_SEED
     )
 
 

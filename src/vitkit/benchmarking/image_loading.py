@@ -18,12 +18,12 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from vitkit.benchmarking.inputs import smooth_images
 from vitkit.benchmarking.machine import versions
 from vitkit.benchmarking.torchvision_operators import declare_missing_operators
 from vitkit.data.augmentation.pipeline import Augmentation
 from vitkit.data.loading.loader import TrainingSteps, batches
 from vitkit.data.sources.open import open_dataset
+from vitkit.engines.choosing.sample_images import sample_images
 from vitkit.errors import SettingError
 from vitkit.spec import Preprocess
 
@@ -32,8 +32,8 @@ PHOTOGRAPH_SIZE = (375, 500)
 """Height and width in pixels, as most images of ImageNet have."""
 CROP_SCALE = 0.08
 """Smallest part of the area that a crop keeps: that of ImageNet recipes."""
-GRAIN = 4.0
-"""Standard deviation of the noise of a sensor, in levels of 256."""
+CONTRAST = 50.0
+"""Standard deviation of a photograph's pixels, in levels of 256."""
 LARGEST_STEP = 10**9
 LOADERS = ("vitkit", "torchvision", "timm")
 """Names of the loaders; the last two are models of `PEERS`, too."""
@@ -53,11 +53,9 @@ class ImageLoader(NamedTuple):
 
 def write_photographs(folder: Path) -> None:
     """Write JPEG files of two classes, of the size and detail of photographs."""
-    generator = torch.Generator().manual_seed(0)
     for number in range(PHOTOGRAPHS):
-        smooth = smooth_images(1, PHOTOGRAPH_SIZE, seed=number)[0]
-        grain = GRAIN * torch.randn(smooth.shape, generator=generator)
-        levels = (smooth * 40 + 128 + grain).clamp(0, 255).byte()
+        image = sample_images(1, 3, PHOTOGRAPH_SIZE, seed=number)[0]
+        levels = (128 + CONTRAST * image).clamp(0, 255).byte()
         place = folder / "train" / ("cat" if number % 2 else "dog") / f"{number:03}.jpg"
         place.parent.mkdir(parents=True, exist_ok=True)
         pixels: np.ndarray = levels.permute(1, 2, 0).contiguous().numpy()

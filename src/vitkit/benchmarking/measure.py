@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from vitkit.benchmarking.agreement import Agreement, compare_logits
 from vitkit.benchmarking.contenders import Contender, Lineup
 from vitkit.benchmarking.image_loading import LOADERS, write_photographs
 from vitkit.benchmarking.machine import MachineRecord
@@ -21,6 +20,7 @@ from vitkit.benchmarking.processes import ContenderError, Worker
 from vitkit.benchmarking.result import BenchmarkResult, BenchmarkRow, TaskName, TaskResult
 from vitkit.benchmarking.settings import BenchmarkSettings
 from vitkit.benchmarking.statistics import in_turns
+from vitkit.engines.choosing.agreement import Agreement, compare_logits
 from vitkit.layer_table import summary
 from vitkit.models.vit import ViT
 from vitkit.weights.checkpoint import Checkpoint
@@ -192,6 +192,7 @@ class Benchmark:
             "path": files.path,
             "spec": files.spec,
             "changes": files.changes,
+            "norm_eps": self._checkpoint.model.spec.norm_eps,
             "precision": self._settings.precision,
             "threads": self._settings.threads,
             "batch_size": self._settings.batch_size,
@@ -218,10 +219,10 @@ class Benchmark:
         if "logits" in reply:
             # a training step is compared before it begins, in float32
             precision = "float32" if given["task"] == "training" else self._settings.precision
-            found = compare_logits(self._reference, reply["logits"], precision)
-            measured.agreement = found
-            if not found.equal:
-                excluded[contender.name] = _not_equal(found, given["changes"])
+            measured.agreement = compare_logits(torch.tensor(reply["logits"]), self._reference)
+            refusal = measured.agreement.refusal(precision)
+            if refusal:
+                excluded[contender.name] = _not_equal(refusal, given["changes"])
                 worker.close()
                 return
         built.append(measured)
@@ -262,9 +263,7 @@ class Benchmark:
 
 
 @contextmanager
-def _noting(
-    one: _Measured, active: dict[str, _Measured], ended: dict[str, str]
-) -> Iterator[None]:
+def _noting(one: _Measured, active: dict[str, _Measured], ended: dict[str, str]) -> Iterator[None]:
     """Leave out a contender whose process fails inside the block."""
     try:
         yield
@@ -281,20 +280,16 @@ def _row(one: _Measured, count: int, peak_mb: float) -> BenchmarkRow:
         library=one.library,
         seconds=tuple(one.seconds),
         images=count,
-        difference=None if found is None else found.difference,
-        same_class=None if found is None else found.same_class,
+        agreement=found,
         peak_mb=peak_mb,
         build_seconds=one.build_seconds,
         warm_up_seconds=one.warm_up_seconds,
     )
 
 
-def _not_equal(found: Agreement, changes: str) -> str:
-    because = f"; the format cannot store: {changes}" if changes else ""
-    return (
-        f"not equal: its logits differ by {found.difference:.2g}, {found.bound:g} is allowed"
-        f"{because}"
-    )
+def _not_equal(refusal: str, changes: str) -> str:
+    because = f"; its format cannot store: {changes}" if changes else ""
+    return f"not equal: {refusal}{because}"
 
 
 def _mult_adds(model: ViT) -> int:

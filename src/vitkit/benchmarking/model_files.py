@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vitkit.benchmarking.inputs import smooth_images, unsettle
+from vitkit.benchmarking.inputs import unsettle
+from vitkit.engines.choosing.sample_images import sample_images
 from vitkit.errors import CheckpointError, OutputError
 from vitkit.models.presets import table
 from vitkit.models.vit import ViT
@@ -124,5 +125,5 @@ def write_model_files(
 def reference_logits(model: ViT) -> torch.Tensor:
     """Return our logits (B, K) of the images that every contender gets first, in float32."""
     spec = model.spec
-    logits: torch.Tensor = model(smooth_images(PROBES, spec.image_size, spec.in_channels))
+    logits: torch.Tensor = model(sample_images(PROBES, spec.in_channels, spec.image_size))
     return logits

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from vitkit.benchmarking.statistics import Interval, per_second, speed_ratio
+
+if TYPE_CHECKING:
+    from vitkit.engines.choosing.agreement import Agreement
 
 TaskName = Literal["inference", "latency", "training", "loader"]
 VERSION = 1
@@ -23,8 +26,7 @@ class BenchmarkRow:
         library: that computes, with its version.
         seconds: of a call, a number for each turn.
         images: of a call.
-        difference: of its logits from ours, as `compare_logits` has it; None for loaders.
-        same_class: share of the compared images with the same largest logit; None for loaders.
+        agreement: of its logits with ours in float32; None for loaders.
         peak_mb: most memory of its process while it ran, in MB of 10^6 bytes.
         build_seconds: until it had computed the first logits, conversion and loading included.
         warm_up_seconds: of the first calls with the size of the batch, compilation included.
@@ -35,8 +37,7 @@ class BenchmarkRow:
     library: str
     seconds: tuple[float, ...]
     images: int
-    difference: float | None
-    same_class: float | None
+    agreement: Agreement | None
     peak_mb: float
     build_seconds: float
     warm_up_seconds: float
@@ -69,7 +70,11 @@ class TaskResult:
 
     def faster(self, row: BenchmarkRow) -> Interval:
         """Return how many times as fast a row is as the base."""
-        return speed_ratio(row.seconds, self.rows[0].seconds)
+        return self.compare(row, self.rows[0])
+
+    def compare(self, row: BenchmarkRow, base: BenchmarkRow) -> Interval:
+        """Return how many times as fast a row is as another one."""
+        return speed_ratio(row.seconds, base.seconds)
 
     @property
     def noise(self) -> Interval | None:
@@ -106,8 +111,7 @@ class TaskResult:
                     "images_per_second": list(row.images_per_second),
                     "faster": list(self.faster(row)),
                     "seconds": list(row.seconds),
-                    "logits_difference": row.difference,
-                    "same_class": row.same_class,
+                    "logits": None if row.agreement is None else asdict(row.agreement),
                     "share_of_peak": self.share_of_peak(row, peak),
                     "peak_mb": row.peak_mb,
                     "build_seconds": row.build_seconds,

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitkit.benchmarking.forward_passes import Task, library_model
-from vitkit.benchmarking.inputs import class_labels, smooth_images
+from vitkit.benchmarking.inputs import class_labels
 from vitkit.benchmarking.machine import versions
 from vitkit.data.augmentation.model_inputs import ModelInputs
 from vitkit.data.loading.batch import Batch
+from vitkit.engines.choosing.sample_images import sample_images
 from vitkit.models.attention import use_attention
 from vitkit.training.optimization.precision import Precision
 from vitkit.training.step import Objective, TrainingStep
@@ -113,5 +114,5 @@ def _pixels_of(labels: Tensor) -> Batch:
 def training_batch(task: Task, count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Return images (B, C, H, W) and class numbers (B,) for a step."""
     spec = task.spec
-    images = smooth_images(count, spec.image_size, spec.in_channels, seed=seed)
+    images = sample_images(count, spec.in_channels, spec.image_size, seed=seed)
     return images, class_labels(count, spec.num_classes, seed=seed)

@@ -21,11 +21,11 @@ import torch
 
 from vitkit.benchmarking.forward_passes import Task, make_forward_pass
 from vitkit.benchmarking.image_loading import make_image_loader
-from vitkit.benchmarking.inputs import smooth_images
 from vitkit.benchmarking.matrix_peak import matrix_peak
 from vitkit.benchmarking.memory import peak_megabytes, restart_peak
 from vitkit.benchmarking.model_files import PROBES
 from vitkit.benchmarking.training_steps import make_trained_model, training_batch
+from vitkit.engines.choosing.sample_images import sample_images
 from vitkit.errors import VitkitError
 from vitkit.spec import ViTSpec
 
@@ -71,7 +71,7 @@ class ContenderProcess:
         size, channels = task.spec.image_size, task.spec.in_channels
 
         def fit(count: int) -> None:
-            batches[:] = [smooth_images(count, size, channels, seed=n) for n in range(BATCHES)]
+            batches[:] = [sample_images(count, channels, size, seed=n) for n in range(BATCHES)]
             forward[:] = []  # one program at a time is in memory
             forward.append(made.fit(count))
 
@@ -81,7 +81,7 @@ class ContenderProcess:
 
         self._fit, self._call = fit, call
         with torch.inference_mode():
-            logits = forward[0](smooth_images(PROBES, size, channels))
+            logits = forward[0](sample_images(PROBES, channels, size))
         return {"library": made.library, "logits": logits.float().tolist()}
 
     def _build_training(self, request: Reply) -> Reply:
@@ -92,7 +92,7 @@ class ContenderProcess:
         def fit(count: int) -> None:
             batches[:] = [training_batch(task, count, seed) for seed in range(BATCHES)]
 
-        logits = made.logits(smooth_images(PROBES, task.spec.image_size, task.spec.in_channels))
+        logits = made.logits(sample_images(PROBES, task.spec.in_channels, task.spec.image_size))
         loss = made.step(*training_batch(task, request["batch_size"], 0))
         self._fit = fit
         self._call = lambda number: made.step(*batches[number % BATCHES])
@@ -157,6 +157,7 @@ def _task(request: Reply) -> Task:
         request["own"],
         request["path"],
         ViTSpec.from_json(request["spec"]),
+        request["norm_eps"],
         request["precision"],
         request["threads"],
     )

@@ -40,6 +40,7 @@ VERBS = {
     "convert": "write a checkpoint in another format, and verify it",
     "report": "write a page about a run: scores, curves, mistakes, calibration",
     "summary": "print the layer table of a model or a checkpoint",
+    "bench": "compare the speed of a model with other libraries",
     "models": "list the models, or the published checkpoints",
     "completion": "print the script that completes commands in your shell",
 }

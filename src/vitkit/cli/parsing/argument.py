@@ -14,6 +14,7 @@ from vitkit.weights.converting.other_words import answer_to
 
 METAVARS = {
     "aa": "POLICY",
+    "against": "NAME",
     "batch_size": "N",
     "budget": "TIME",
     "cache": "FOLDER",
@@ -22,6 +23,7 @@ METAVARS = {
     "csv": "FILE",
     "data_root": "FOLDER",
     "device": "DEVICE",
+    "engines": "NAME",
     "freeze": "NAME",
     "img_size": "PIXELS",
     "licence": "LICENCE",
@@ -37,8 +39,10 @@ METAVARS = {
     "relabel": "FILE",
     "resume": "RUN",
     "save_images": "FOLDER",
+    "seconds": "SECONDS",
     "split": "SPLIT",
     "suspects": "SPLIT",
+    "tasks": "NAME",
     "to": "FORMAT",
     "data": "DATA",
     "teacher": "CHECKPOINT",
