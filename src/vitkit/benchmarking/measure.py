@@ -30,6 +30,8 @@ DISTRIBUTIONS = ("vitkit", "torch", "numpy", "timm", "transformers", "torchvisio
                  "onnxruntime", "onnx", "onnxscript", "openvino", "nncf")  # fmt: skip
 TRAINING_PASSES = 3
 """Forward passes that a training step is worth: the backward pass has twice the products."""
+LOSS_BOUNDS = {"float32": 1e-4, "bfloat16": 2e-2}
+"""Largest difference of the first losses, as a part of the loss (at least 1)."""
 TRAINED_ENGINES = ("torch", "compile")
 Report = Callable[[str], object]
 Request = dict[str, Any]
@@ -43,6 +45,7 @@ class _Measured:
     worker: Worker
     library: str
     build_seconds: float
+    loss: float | None = None
     agreement: Agreement | None = None
     warm_up_seconds: float = 0.0
     seconds: list[float] = field(default_factory=list)
@@ -215,12 +218,16 @@ class Benchmark:
         except ContenderError as error:
             excluded[contender.name] = str(error)
             return
-        measured = _Measured(contender, worker, reply["library"], reply["build_seconds"])
+        measured = _Measured(
+            contender, worker, reply["library"], reply["build_seconds"], reply.get("loss")
+        )
         if "logits" in reply:
             # a training step is compared before it begins, in float32
             precision = "float32" if given["task"] == "training" else self._settings.precision
             measured.agreement = compare_logits(torch.tensor(reply["logits"]), self._reference)
             refusal = measured.agreement.refusal(precision)
+            if not refusal and built:
+                refusal = _other_loss(measured.loss, built[0].loss, self._settings.precision)
             if refusal:
                 excluded[contender.name] = _not_equal(refusal, given["changes"])
                 worker.close()
@@ -285,6 +292,16 @@ def _row(one: _Measured, count: int, peak_mb: float) -> BenchmarkRow:
         build_seconds=one.build_seconds,
         warm_up_seconds=one.warm_up_seconds,
     )
+
+
+def _other_loss(loss: float | None, expected: float | None, precision: str) -> str:
+    """Return why the first step of a contender is not that of another one; empty if it is."""
+    if loss is None or expected is None:
+        return ""
+    bound = LOSS_BOUNDS[precision]
+    if abs(loss - expected) <= bound * max(1.0, abs(expected)):
+        return ""
+    return f"the loss of its first step is {loss:.6g}; {expected:.6g} is expected"
 
 
 def _not_equal(refusal: str, changes: str) -> str:

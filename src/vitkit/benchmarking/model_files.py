@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from vitkit.benchmarking.inputs import unsettle
+from vitkit.benchmarking.worker import PROBES
 from vitkit.engines.choosing.sample_images import sample_images
 from vitkit.errors import CheckpointError, OutputError
 from vitkit.models.presets import table
@@ -21,9 +22,6 @@ from vitkit.weights.converting.write import write_checkpoint
 from vitkit.weights.formats.description import OWN_FORMAT
 from vitkit.weights.load import load
 from vitkit.weights.pretrained import create_model
-
-PROBES = 8
-"""Images whose logits are compared before anything is timed."""
 
 
 class ModelFiles(NamedTuple):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from vitkit.benchmarking.result import BenchmarkResult, TaskResult
 from vitkit.benchmarking.table import short_number
+from vitkit.messages import plural
 from vitkit.plots.figure import (
     BLUE,
     SCREEN_DPI,
@@ -18,13 +21,15 @@ from vitkit.plots.figure import (
 )
 
 GREY = "#b0b0b0"
-WIDTH = 3.4
-"""Inches: a column of a paper with two."""
+WIDTH = 2.25
+"""Inches of the axes; with the names the figure is as wide as a column of a paper with two."""
 BAR = 0.19
 """Inches from one bar to the next."""
-LEFT, GAP, BOTTOM = 1.2, 0.62, 0.4
+LEFT, GAP, BOTTOM = 1.2, 0.66, 0.4
 """Inches left of the bars, between two panels and below them."""
-LABEL_ROOM = 1.42
+TITLE_LEFT = -0.5
+"""Left end of titles, as a part of the axes' width: above the names."""
+LABEL_ROOM = 1.5
 """Width of the axis, relative to the longest interval: labels stand right of the bars."""
 TITLES = {
     "inference": "Inference, batch {batch}",
@@ -46,7 +51,7 @@ def draw_benchmark(result: BenchmarkResult) -> NotebookFigure:
     tasks = [task for task in result.tasks if task.rows]
     heights = [BAR * (len(task.rows) + 0.5) for task in tasks]
     height = sum(heights) + GAP * len(tasks) + BOTTOM
-    with drawing_style():
+    with drawing_style(result.model):
         figure = NotebookFigure(figsize=(WIDTH + LEFT, height), dpi=SCREEN_DPI)
         top = height
         for number, (task, inches) in enumerate(zip(tasks, heights, strict=True)):
@@ -57,14 +62,15 @@ def draw_benchmark(result: BenchmarkResult) -> NotebookFigure:
             _draw_task(axes, task)
             top -= inches
         first = figure.axes[0]
-        first.set_title(_title(result, tasks[0]), loc="left", parse_math=False)
+        first.set_title(_title(result, tasks[0]), loc="left", x=TITLE_LEFT, parse_math=False)
         fit_to_contents(figure)
     return figure
 
 
 def _title(result: BenchmarkResult, task: TaskResult) -> str:
     settings = result.settings
-    about = f"{result.model}, {settings['precision']}, {settings['threads']} threads"
+    threads = plural(settings["threads"], "thread")
+    about = f"{Path(result.model).name}, {settings['precision']}, {threads}"
     return f"{about}\n{_task_title(task)}"
 
 
@@ -89,7 +95,7 @@ def _draw_task(axes: Axes, task: TaskResult) -> None:
     for place, row, speed in zip(places, rows, speeds, strict=True):
         text = short_number(speed.value)
         if row is not task.rows[0]:
-            text += f"  ({task.faster(row).value:.2f}x)"
+            text += f" ({task.faster(row).value:.2f}\N{MULTIPLICATION SIGN})"
         axes.text(
             speed.high + longest * 0.02,
             float(place),
@@ -102,8 +108,14 @@ def _draw_task(axes: Axes, task: TaskResult) -> None:
     axes.tick_params(axis="y", length=0)
     axes.set_xlim(0, longest * LABEL_ROOM)
     axes.set_ylim(-0.6, len(rows) - 0.4)
-    axes.set_xlabel(f"images/s (x: times {task.rows[0].contender})")
-    axes.set_title(_task_title(task), loc="left", parse_math=False)
+    axes.set_xlabel(f"images/s (\N{MULTIPLICATION SIGN}: relative to {task.rows[0].contender})")
+    axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(FuncFormatter(_with_commas))
+    axes.set_title(_task_title(task), loc="left", x=TITLE_LEFT, parse_math=False)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.grid(visible=True, axis="x", linewidth=0.4, color="#dddddd")
     axes.set_axisbelow(True)
+
+
+def _with_commas(value: float, position: int | None = None) -> str:
+    return f"{value:,.10g}"

@@ -47,7 +47,7 @@ def benchmark_settings(
     batch_size: int = 8,
     threads: int | None = None,
     rounds: int = 7,
-    seconds: float = 0.5,
+    seconds: int | float = 0.5,
     tasks: Sequence[str] = (),
 ) -> BenchmarkSettings:
     """Check settings and complete them.

@@ -26,7 +26,7 @@ class Interval(NamedTuple):
     low: float
     high: float
 
-    def contains(self, number: float) -> bool:
+    def contains(self, number: int | float) -> bool:
         """Return True if a number lies in the interval, ends included."""
         return self.low <= number <= self.high
 
@@ -60,7 +60,7 @@ def speed_ratio(seconds: Sequence[float], base: Sequence[float]) -> Interval:
     return Interval(float(np.median(base) / np.median(seconds)), float(low), float(high))
 
 
-def per_second(seconds: Sequence[float], amount: float = 1.0) -> Interval:
+def per_second(seconds: Sequence[float], amount: int | float = 1.0) -> Interval:
     """Return how much is done in a second: an amount over the median time, with its interval.
 
     Args:

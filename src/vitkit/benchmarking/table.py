@@ -101,12 +101,12 @@ def interval_text(interval: Interval) -> str:
 def short_number(value: float) -> str:
     """Return three significant digits or all whole ones.
 
-    >>> short_number(1234.5), short_number(8.126), short_number(97.31)
-    ('1,234', '8.13', '97.3')
+    >>> short_number(1234.5), short_number(8.9), short_number(97.31)
+    ('1,234', '8.90', '97.3')
     """
     if value >= 100:
         return f"{value:,.0f}"
-    return f"{value:.3g}"
+    return f"{value:#.3g}"
 
 
 def _folded(text: str) -> list[str]:

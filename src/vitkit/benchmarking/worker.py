@@ -4,6 +4,7 @@
 
 Reads requests from the standard input and answers each, a line of JSON each. What libraries print
 goes to the standard error. A contender that crashes takes this process along, and nothing else.
+Modules are imported when a request needs them, as no process needs all.
 """
 
 from __future__ import annotations
@@ -15,21 +16,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from vitkit.benchmarking.forward_passes import Task, make_forward_pass
-from vitkit.benchmarking.image_loading import make_image_loader
-from vitkit.benchmarking.matrix_peak import matrix_peak
 from vitkit.benchmarking.memory import peak_megabytes, restart_peak
-from vitkit.benchmarking.model_files import PROBES
-from vitkit.benchmarking.training_steps import make_trained_model, training_batch
-from vitkit.engines.choosing.sample_images import sample_images
 from vitkit.errors import VitkitError
-from vitkit.spec import ViTSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from vitkit.benchmarking.forward_passes import Task
 
 Reply = dict[str, Any]
+PROBES = 8
+"""Images whose logits are compared before anything is timed."""
 BATCHES = 3
 """Batches that calls go through, so that no input stays in a cache."""
 WARM_CALLS = 3
@@ -52,18 +51,26 @@ class ContenderProcess:
 
     def build(self, request: Reply) -> Reply:
         """Build what is to be measured, and answer with logits of the compared images."""
+        import torch
+
         torch.set_num_threads(request["threads"])
         torch.set_flush_denormal(True)
         torch.manual_seed(0)
         start = time.perf_counter()
-        reply: Reply = {
+        tasks: dict[str, Callable[[Reply], Reply]] = {
             "inference": self._build_inference,
             "training": self._build_training,
             "loader": self._build_loader,
-        }[request["task"]](request)
+        }
+        reply = tasks[request["task"]](request)
         return {**reply, "build_seconds": time.perf_counter() - start}
 
     def _build_inference(self, request: Reply) -> Reply:
+        import torch
+
+        from vitkit.benchmarking.forward_passes import make_forward_pass
+        from vitkit.engines.choosing.sample_images import sample_images
+
         task = _task(request)
         made = make_forward_pass(task)
         forward: list[Callable[[torch.Tensor], torch.Tensor]] = [made.fit(PROBES)]
@@ -85,6 +92,9 @@ class ContenderProcess:
         return {"library": made.library, "logits": logits.float().tolist()}
 
     def _build_training(self, request: Reply) -> Reply:
+        from vitkit.benchmarking.training_steps import make_trained_model, training_batch
+        from vitkit.engines.choosing.sample_images import sample_images
+
         task = _task(request)
         made = make_trained_model(task)
         batches: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -99,6 +109,8 @@ class ContenderProcess:
         return {"library": made.library, "logits": logits.float().tolist(), "loss": loss}
 
     def _build_loader(self, request: Reply) -> Reply:
+        from vitkit.benchmarking.image_loading import make_image_loader
+
         loader = make_image_loader(
             request["source"],
             Path(request["folder"]),
@@ -141,6 +153,8 @@ class ContenderProcess:
 
     def peak(self, request: Reply) -> Reply:
         """Answer with the speed of matrix products."""
+        from vitkit.benchmarking.matrix_peak import matrix_peak
+
         return {"products": matrix_peak(request["precision"], request["threads"])}
 
     def _timed(self, number: int) -> float:
@@ -150,17 +164,11 @@ class ContenderProcess:
 
 
 def _task(request: Reply) -> Task:
-    return Task(
-        request["kind"],
-        request["source"],
-        request["compiled"],
-        request["own"],
-        request["path"],
-        ViTSpec.from_json(request["spec"]),
-        request["norm_eps"],
-        request["precision"],
-        request["threads"],
-    )
+    from vitkit.benchmarking.forward_passes import Task
+    from vitkit.spec import ViTSpec
+
+    fields = {name: request[name] for name in Task._fields}
+    return Task(**fields | {"spec": ViTSpec.from_json(request["spec"])})
 
 
 def answer(process: ContenderProcess, request: Reply) -> Reply:
