@@ -25,12 +25,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from demo import HERE, processor, run, write_results
+from demo import processor, run, write_results
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-sys.path.insert(0, str(HERE.parent / "tests"))
-import conftest  # noqa: F401 - lets torchvision be imported beside a CPU-only torch
 
 from vitkit.data.datasets.splitting import with_validation
 from vitkit.data.sources.open import open_dataset

@@ -15,13 +15,13 @@ from PIL import Image
 from tiny_checkpoint import save_noisy
 
 from vitkit import cli
+from vitkit.benchmarking.contender_process.matrix_peak import matrix_peak
+from vitkit.benchmarking.contender_process.worker import ContenderProcess, answer
 from vitkit.benchmarking.contenders import PEERS, choose_contenders
-from vitkit.benchmarking.matrix_peak import matrix_peak
 from vitkit.benchmarking.plot import draw_benchmark
 from vitkit.benchmarking.processes import ContenderError, Worker
 from vitkit.benchmarking.result import BenchmarkResult, BenchmarkRow, TaskResult
 from vitkit.benchmarking.table import format_tables
-from vitkit.benchmarking.worker import ContenderProcess, answer
 from vitkit.errors import MissingExtraError, SettingError
 from vitkit.plots.figure import encode_png
 
@@ -145,7 +145,9 @@ def test_an_untrained_model_of_the_first_paper_is_the_same_in_vit_pytorch():
 
 
 def test_products_of_matrices_are_measured(monkeypatch):
-    monkeypatch.setattr("vitkit.benchmarking.matrix_peak.find_spec", lambda name: None)
+    monkeypatch.setattr(
+        "vitkit.benchmarking.contender_process.matrix_peak.find_spec", lambda name: None
+    )
     for precision, libraries in (("float32", {"torch", "numpy"}), ("int8", {"torch"})):
         found = matrix_peak(precision, 1, side=128)
         assert set(found) == libraries

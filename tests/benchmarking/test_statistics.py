@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vitkit.benchmarking.statistics import in_turns, per_second, speed_ratio
+from vitkit.benchmarking.statistics import per_second, speed_ratio, turn_order
 
 
 def test_each_round_goes_forwards_and_backwards():
-    assert list(in_turns(["a", "b", "c"], 2)) == ["a", "b", "c", "c", "b", "a"] * 2
+    assert list(turn_order(["a", "b", "c"], 2)) == ["a", "b", "c", "c", "b", "a"] * 2
 
 
 def test_a_ratio_is_that_of_the_medians_and_above_one_for_what_is_faster():

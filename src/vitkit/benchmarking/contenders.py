@@ -66,14 +66,24 @@ PEERS: dict[str, Contender] = {
         Contender("torchvision", "library", "torchvision", ("torchvision",), "torchvision"),
         Contender("vit-pytorch", "library", "lucidrains", ("vit_pytorch",), "vit-pytorch"),
         Contender("timm-compiled", "library", "timm", ("timm",), "timm", compiled=True),
-        Contender("onnxruntime", "runtime", "onnxruntime", ("onnxruntime", "onnx", "onnxscript"),
-                  ONNX_INSTALL, ("float32",)),
+        Contender(
+            "onnxruntime",
+            "runtime",
+            "onnxruntime",
+            ("onnxruntime", "onnx", "onnxscript"),
+            ONNX_INSTALL,
+            ("float32",),
+        ),
         Contender("openvino", "runtime", "openvino", ("openvino",), OPENVINO_INSTALL),
     )
-}  # fmt: skip
+}
 """Name on the command line -> contender that is not vitkit's; the first one is the base."""
-OTHER_PEER_NAMES = {"huggingface": "transformers", "lucidrains": "vit-pytorch",
-                    "vit_pytorch": "vit-pytorch", "ort": "onnxruntime"}  # fmt: skip
+OTHER_PEER_NAMES = {
+    "huggingface": "transformers",
+    "lucidrains": "vit-pytorch",
+    "vit_pytorch": "vit-pytorch",
+    "ort": "onnxruntime",
+}
 """Other names of peers -> those of `PEERS`."""
 OPTIMIZED = "optimized"
 """`vitkit.optimized`: the model itself, folded and with the fastest kernels."""

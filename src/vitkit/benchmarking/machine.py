@@ -13,8 +13,21 @@ from typing import Any
 
 from vitkit.process import available_cores
 
-INSTRUCTIONS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_tile",
-                "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve")  # fmt: skip
+INSTRUCTIONS = (
+    "avx2",
+    "fma",
+    "avx512f",
+    "avx512_vnni",
+    "avx_vnni",
+    "avx512_bf16",
+    "amx_tile",
+    "amx_bf16",
+    "amx_int8",
+    "asimd",
+    "bf16",
+    "i8mm",
+    "sve",
+)
 """Flags of a processor that decide how fast matrix products can be."""
 QUIET_LOAD = 0.3
 """Load average over one minute up to which a machine counts as idle."""
@@ -43,7 +56,7 @@ def instruction_sets() -> list[str]:
     return [flag for flag in INSTRUCTIONS if flag in flags]
 
 
-def versions(distributions: Iterable[str]) -> dict[str, str]:
+def installed_versions(distributions: Iterable[str]) -> dict[str, str]:
     """Return the installed version of each package; those that are missing are left out."""
     installed: dict[str, str] = {}
     for name in distributions:
@@ -78,7 +91,7 @@ class MachineRecord:
             "instructions": instruction_sets(),
             "system": f"{platform.system()} {platform.release()}",
             "python": platform.python_version(),
-            "versions": versions(distributions),
+            "versions": installed_versions(distributions),
             "load_before": os.getloadavg()[0],
         }
 

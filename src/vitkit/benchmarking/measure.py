@@ -12,22 +12,34 @@ from typing import Any
 
 import torch
 
+from vitkit.benchmarking.contender_process.image_loading import LOADERS, write_photographs
 from vitkit.benchmarking.contenders import Contender, Lineup
-from vitkit.benchmarking.image_loading import LOADERS, write_photographs
 from vitkit.benchmarking.machine import MachineRecord
 from vitkit.benchmarking.model_files import BenchmarkedModel, reference_logits, write_model_files
 from vitkit.benchmarking.processes import ContenderError, Worker
 from vitkit.benchmarking.result import BenchmarkResult, BenchmarkRow, TaskName, TaskResult
 from vitkit.benchmarking.settings import BenchmarkSettings
-from vitkit.benchmarking.statistics import in_turns
+from vitkit.benchmarking.statistics import turn_order
 from vitkit.engines.choosing.agreement import Agreement, compare_logits
 from vitkit.layer_table import summary
 from vitkit.models.vit import ViT
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.formats.description import OWN_FORMAT
 
-DISTRIBUTIONS = ("vitkit", "torch", "numpy", "timm", "transformers", "torchvision", "vit-pytorch",
-                 "onnxruntime", "onnx", "onnxscript", "openvino", "nncf")  # fmt: skip
+DISTRIBUTIONS = (
+    "vitkit",
+    "torch",
+    "numpy",
+    "timm",
+    "transformers",
+    "torchvision",
+    "vit-pytorch",
+    "onnxruntime",
+    "onnx",
+    "onnxscript",
+    "openvino",
+    "nncf",
+)
 TRAINING_PASSES = 3
 """Forward passes that a training step is worth: the backward pass has twice the products."""
 LOSS_BOUNDS = {"float32": 1e-4, "bfloat16": 2e-2}
@@ -122,8 +134,9 @@ class Benchmark:
         request = partial(self._request, "inference", model)
         with self._built(self._lineup.contenders, request, excluded) as built:
             tasks: tuple[tuple[TaskName, int], ...] = (
-                ("inference", self._settings.batch_size), ("latency", 1),
-            )  # fmt: skip
+                ("inference", self._settings.batch_size),
+                ("latency", 1),
+            )
             for task, count in tasks:
                 if task in self._settings.tasks:
                     yield self._timed(task, built, count, excluded, self._operations)
@@ -252,7 +265,7 @@ class Benchmark:
                 reply = one.worker.ask("fit", batch_size=count)
                 one.warm_up_seconds = reply["warm_up_seconds"]
         self._report(f"{task}: {self._settings.rounds} rounds of {len(active)} contenders")
-        for name in in_turns(list(active), self._settings.rounds):
+        for name in turn_order(list(active), self._settings.rounds):
             if name in active:
                 with _noting(active[name], active, ended):
                     reply = active[name].worker.ask("run", seconds=self._settings.seconds)

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vitkit.benchmarking.inputs import unsettle
-from vitkit.benchmarking.worker import PROBES
+from vitkit.benchmarking.inputs import PROBES, unsettle
 from vitkit.engines.choosing.sample_images import sample_images
 from vitkit.errors import CheckpointError, OutputError
 from vitkit.models.presets import table

@@ -11,12 +11,14 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from vitkit.benchmarking.result import BenchmarkResult, TaskResult
 from vitkit.benchmarking.table import short_number
+from vitkit.io.atomic import write_bytes
 from vitkit.messages import plural
 from vitkit.plots.figure import (
     BLUE,
     SCREEN_DPI,
     NotebookFigure,
     drawing_style,
+    encode_png,
     fit_to_contents,
 )
 
@@ -65,6 +67,20 @@ def draw_benchmark(result: BenchmarkResult) -> NotebookFigure:
         first.set_title(_title(result, tasks[0]), loc="left", x=TITLE_LEFT, parse_math=False)
         fit_to_contents(figure)
     return figure
+
+
+def save_plot(result: BenchmarkResult, path: Path, writer: str) -> None:
+    """Write the figure as a PNG file.
+
+    Args:
+        result: with one task or more that has rows.
+        path: of the file; folders are made.
+        writer: the program, in the file's text `Software`.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    write_bytes(path, encode_png(draw_benchmark(result), writer))
 
 
 def _title(result: BenchmarkResult, task: TaskResult) -> str:

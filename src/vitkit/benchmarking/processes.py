@@ -14,7 +14,7 @@ from typing import Any
 from vitkit.errors import VitkitError
 from vitkit.process import SPINCOUNT
 
-MODULE = "vitkit.benchmarking.worker"
+MODULE = "vitkit.benchmarking.contender_process.worker"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """Variables by which libraries learn how many threads they may use."""
 SECONDS_TO_END = 10

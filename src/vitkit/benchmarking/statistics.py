@@ -31,12 +31,12 @@ class Interval(NamedTuple):
         return self.low <= number <= self.high
 
 
-def in_turns(names: Iterable[str], rounds: int) -> Iterator[str]:
+def turn_order(names: Iterable[str], rounds: int) -> Iterator[str]:
     """Yield whose turn it is: in each round all names in order, then all in reverse order.
 
     What drifts over a round, as the temperature of a processor does, then reaches all alike.
 
-    >>> "".join(in_turns("ABC", 2))
+    >>> "".join(turn_order("ABC", 2))
     'ABCCBAABCCBA'
     """
     order = list(names)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 from tyro.conf import Positional, Suppress
@@ -17,9 +17,13 @@ from vitkit.cli.parsing.command import Command, describe_function
 from vitkit.cli.parsing.fields import SPEC, as_flags, take_fields
 from vitkit.cli.parsing.words import read_words
 from vitkit.errors import SettingError
-from vitkit.io.atomic import write_bytes
 from vitkit.io.results import check_outputs, png_result
 from vitkit.messages import escape
+
+if TYPE_CHECKING:
+    from vitkit.benchmarking.contenders import Lineup
+    from vitkit.benchmarking.result import BenchmarkResult
+    from vitkit.benchmarking.settings import BenchmarkSettings
 
 WRITER = "vitkit bench"
 """Text in the PNG file of a benchmark."""
@@ -28,7 +32,7 @@ PLOT = png_result("a plot of a benchmark", WRITER)
 EXAMPLES = (
     "vitkit bench vit_small_patch16_224  # all engines and all libraries that are installed",
     "vitkit bench runs/photos-vit-1 --against timm openvino --plot speed.png",
-    "vitkit bench vit_tiny_patch16_224 --tasks training loader --against timm torchvision --json",
+    "vitkit bench vit_tiny_patch16_224 --tasks training loader --against timm",
 )
 
 
@@ -97,25 +101,34 @@ def bench_command(
     if plot is not None:
         inputs = files_of_checkpoint(model)
         check_outputs([plot], PLOT, inputs=inputs, overwrite=overwrite, flag="--plot")
+    _print(_measured(model, fields, lineup, settings), plot, as_json=json)
+
+
+def _measured(
+    model: str, fields: dict[str, Any], lineup: Lineup, settings: BenchmarkSettings
+) -> BenchmarkResult:
     from vitkit.benchmarking.measure import Benchmark
     from vitkit.benchmarking.model_files import open_model
 
     checkpoint = open_model(model, fields)
     try:
-        result = Benchmark(model, checkpoint, lineup, settings, _report).run()
+        return Benchmark(model, checkpoint, lineup, settings, _report).run()
     finally:
         _report("")
-    if json:
+
+
+def _print(result: BenchmarkResult, plot: Path | None, *, as_json: bool) -> None:
+    """Print the result, and write its figure."""
+    from vitkit.benchmarking.table import format_tables
+
+    if as_json:
         sys.stdout.write(json_text.dumps(result.to_json(), indent=2) + "\n")
     else:
-        from vitkit.benchmarking.table import format_tables
-
         sys.stdout.write(format_tables(result))
     if plot is not None and any(task.rows for task in result.tasks):
-        from vitkit.benchmarking.plot import draw_benchmark
-        from vitkit.plots.figure import encode_png
+        from vitkit.benchmarking.plot import save_plot
 
-        write_bytes(plot, encode_png(draw_benchmark(result), WRITER))
+        save_plot(result, plot, WRITER)
         sys.stderr.write(f"wrote {escape(plot)}\n")
 
 

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vitkit.benchmarking.contender_process.older_vit_pytorch import NOTE, vit_without_patch_norms
+from vitkit.benchmarking.contender_process.torchvision_operators import declare_missing_operators
 from vitkit.benchmarking.contenders import OPTIMIZED
-from vitkit.benchmarking.machine import versions
-from vitkit.benchmarking.older_vit_pytorch import NOTE, vit_without_patch_norms
-from vitkit.benchmarking.torchvision_operators import declare_missing_operators
+from vitkit.benchmarking.machine import installed_versions
 from vitkit.engines.build import build_engine
 from vitkit.engines.choosing.sample_images import sample_images
 from vitkit.engines.inference_folds import optimized
@@ -225,4 +225,4 @@ def calibration_images(spec: ViTSpec) -> Tensor:
 
 
 def _named(distribution: str) -> str:
-    return f"{distribution} {versions([distribution]).get(distribution, '')}".strip()
+    return f"{distribution} {installed_versions([distribution]).get(distribution, '')}".strip()

@@ -1,6 +1,6 @@
 """The process of one contender: it builds a model, and runs it when its turn comes.
 
-    python -m vitkit.benchmarking.worker
+    python -m vitkit.benchmarking.contender_process.worker
 
 Reads requests from the standard input and answers each, a line of JSON each. What libraries print
 goes to the standard error. A contender that crashes takes this process along, and nothing else.
@@ -18,17 +18,15 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from vitkit.benchmarking.memory import peak_megabytes, restart_peak
+from vitkit.benchmarking.contender_process.memory import peak_megabytes, restart_peak
 from vitkit.errors import VitkitError
 
 if TYPE_CHECKING:
     import torch
 
-    from vitkit.benchmarking.forward_passes import Task
+    from vitkit.benchmarking.contender_process.forward_passes import Task
 
 Reply = dict[str, Any]
-PROBES = 8
-"""Images whose logits are compared before anything is timed."""
 BATCHES = 3
 """Batches that calls go through, so that no input stays in a cache."""
 WARM_CALLS = 3
@@ -68,7 +66,8 @@ class ContenderProcess:
     def _build_inference(self, request: Reply) -> Reply:
         import torch
 
-        from vitkit.benchmarking.forward_passes import make_forward_pass
+        from vitkit.benchmarking.contender_process.forward_passes import make_forward_pass
+        from vitkit.benchmarking.inputs import PROBES
         from vitkit.engines.choosing.sample_images import sample_images
 
         task = _task(request)
@@ -92,7 +91,11 @@ class ContenderProcess:
         return {"library": made.library, "logits": logits.float().tolist()}
 
     def _build_training(self, request: Reply) -> Reply:
-        from vitkit.benchmarking.training_steps import make_trained_model, training_batch
+        from vitkit.benchmarking.contender_process.training_steps import (
+            make_trained_model,
+            training_batch,
+        )
+        from vitkit.benchmarking.inputs import PROBES
         from vitkit.engines.choosing.sample_images import sample_images
 
         task = _task(request)
@@ -109,7 +112,7 @@ class ContenderProcess:
         return {"library": made.library, "logits": logits.float().tolist(), "loss": loss}
 
     def _build_loader(self, request: Reply) -> Reply:
-        from vitkit.benchmarking.image_loading import make_image_loader
+        from vitkit.benchmarking.contender_process.image_loading import make_image_loader
 
         loader = make_image_loader(
             request["source"],
@@ -153,7 +156,7 @@ class ContenderProcess:
 
     def peak(self, request: Reply) -> Reply:
         """Answer with the speed of matrix products."""
-        from vitkit.benchmarking.matrix_peak import matrix_peak
+        from vitkit.benchmarking.contender_process.matrix_peak import matrix_peak
 
         return {"products": matrix_peak(request["precision"], request["threads"])}
 
@@ -164,7 +167,7 @@ class ContenderProcess:
 
 
 def _task(request: Reply) -> Task:
-    from vitkit.benchmarking.forward_passes import Task
+    from vitkit.benchmarking.contender_process.forward_passes import Task
     from vitkit.spec import ViTSpec
 
     fields = {name: request[name] for name in Task._fields}
@@ -189,7 +192,7 @@ def answer(process: ContenderProcess, request: Reply) -> Reply:
         return {"refused": f"{type(error).__name__}: {first}"}
 
 
-def main() -> None:
+def answer_requests() -> None:
     """Answer requests until there are no more."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # libraries print where only answers may stand
@@ -201,4 +204,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    answer_requests()

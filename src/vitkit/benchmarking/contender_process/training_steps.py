@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitkit.benchmarking.forward_passes import Task, library_model
+from vitkit.benchmarking.contender_process.forward_passes import Task, library_model
 from vitkit.benchmarking.inputs import class_labels
-from vitkit.benchmarking.machine import versions
+from vitkit.benchmarking.machine import installed_versions
 from vitkit.data.augmentation.model_inputs import ModelInputs
 from vitkit.data.loading.batch import Batch
 from vitkit.engines.choosing.sample_images import sample_images
@@ -101,7 +101,7 @@ def _own(task: Task) -> TrainedModel:
         given[:] = [ModelInputs(images, labels)]
         return training_step(_pixels_of(labels), 0).loss
 
-    torch_version = versions(["torch"])["torch"]
+    torch_version = installed_versions(["torch"])["torch"]
     return TrainedModel(f"torch {torch_version}", logits, step)
 
 

@@ -18,8 +18,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from vitkit.benchmarking.machine import versions
-from vitkit.benchmarking.torchvision_operators import declare_missing_operators
+from vitkit.benchmarking.contender_process.torchvision_operators import declare_missing_operators
+from vitkit.benchmarking.machine import installed_versions
 from vitkit.data.augmentation.pipeline import Augmentation
 from vitkit.data.loading.loader import TrainingSteps, batches
 from vitkit.data.sources.open import open_dataset
@@ -84,7 +84,7 @@ def make_image_loader(
         distribution = name
     else:
         raise SettingError(f"{name} has no loader of images")
-    version = versions([distribution]).get(distribution, "")
+    version = installed_versions([distribution]).get(distribution, "")
     return ImageLoader(f"{distribution} {version}".strip(), lambda: next(found))
 
 
@@ -133,6 +133,11 @@ def _timm_transform(image_size: tuple[int, int]) -> Any:
     data: Any = importlib.import_module("timm.data")
     mean, std = Preprocess().mean, Preprocess().std
     return data.create_transform(
-        (3, *image_size), is_training=True, scale=(CROP_SCALE, 1.0), color_jitter=None,
-        interpolation="bicubic", mean=mean, std=std,
-    )  # fmt: skip
+        (3, *image_size),
+        is_training=True,
+        scale=(CROP_SCALE, 1.0),
+        color_jitter=None,
+        interpolation="bicubic",
+        mean=mean,
+        std=std,
+    )
