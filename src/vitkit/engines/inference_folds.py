@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -92,8 +92,8 @@ def optimized(
     return folded
 
 
-def _cast_images(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    images, *others = inputs
+def _cast_images(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    images, *others = inputs  # images, and perhaps a record
     return (images.to(next(model.parameters()).dtype), *others)
 
 
@@ -251,8 +251,8 @@ def fold_normalisation(model: ViT, preprocess: Preprocess) -> None:
             f"model is {model.spec.stem!r}; leave preprocess out, and normalise the images"
         )
     kernel, bias = stem.proj.weight, stem.proj.bias  # D C P Q
-    mean, std = (kernel.new_tensor(values)[:, None, None]
-                 for values in (preprocess.mean, preprocess.std))  # fmt: skip
+    mean = kernel.new_tensor(preprocess.mean)[:, None, None]
+    std = kernel.new_tensor(preprocess.std)[:, None, None]
     with torch.no_grad():
         offset = (kernel * (mean / std)).flatten(1).sum(1)
         if bias is None:
