@@ -16,7 +16,7 @@ from tiny_checkpoint import save_noisy
 
 from vitkit import cli
 from vitkit.benchmarking.contender_process.matrix_peak import matrix_peak
-from vitkit.benchmarking.contender_process.worker import ContenderProcess, answer
+from vitkit.benchmarking.contender_process.worker import ContenderProcess, answer_request
 from vitkit.benchmarking.contenders import PEERS, choose_contenders
 from vitkit.benchmarking.plot import draw_benchmark
 from vitkit.benchmarking.processes import ContenderError, Worker
@@ -45,7 +45,7 @@ class InThisProcess:
         if do == "peak":
             return {"products": {"torch": 1e13, "numpy": 1e12}}
         sent = json.loads(json.dumps({"do": do, **request}))
-        reply = json.loads(json.dumps(answer(self.process, sent)))
+        reply = json.loads(json.dumps(answer_request(self.process, sent)))
         if "refused" in reply:
             raise ContenderError(reply["refused"])
         return reply

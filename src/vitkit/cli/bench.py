@@ -55,19 +55,16 @@ def bench_command(
 ) -> None:
     """Compare the speed of a model with other libraries: same weights, same logits, same threads.
 
-    Each contender runs in a process of its own and computes the logits of the same images first;
-    one whose logits differ is named and not timed. Then they take turns, in order and in reverse
-    order. A ratio is that of medians, with a 95 % bootstrap interval; the first contender is also
-    compared with itself, which shows the noise. MB is the peak memory of a process.
+    Each contender has a process of its own. One whose logits differ from ours is named and not
+    timed. The others take turns, in order and in reverse order. A ratio is that of medians, with a
+    95 % bootstrap interval; the first contender, compared with itself, shows the noise.
 
     Args:
-        model: a model's name, whose weights are then untrained, or a checkpoint of any known
-            format.
+        model: a model's name (untrained weights), or a checkpoint of any known format.
         against: timm, transformers, torchvision, vit-pytorch, timm-compiled, onnxruntime and
             openvino (the bare runtimes, on timm's model), or none; default all that are installed.
             The first one is the base of the ratios.
-        engines: torch, optimized, compile, openvino and onnxruntime; default all that are
-            installed.
+        engines: torch, optimized, compile, openvino, onnxruntime; default all that are installed.
         tasks: inference, latency (one image at a time), training and loader; default the first two.
         precision: float32, bfloat16 or int8.
         batch_size: images of a batch.
@@ -93,15 +90,21 @@ def bench_command(
         tasks=tasks,
     )
     lineup = choose_contenders(against, engines, precision)
+    fields = _fields(spec, img_size)
+    if plot is not None:
+        inputs = files_of_checkpoint(model)
+        check_outputs([plot], PLOT, inputs=inputs, overwrite=overwrite, flag="--plot")
+    _print(_measured(model, fields, lineup, settings), plot, as_json=json)
+
+
+def _fields(spec: dict[str, Any] | None, img_size: int | None) -> dict[str, Any]:
+    """Return the fields of the model that flags decide."""
     fields = dict(spec or {})
     if img_size is not None:
         if img_size < 1:
             raise SettingError.about("img_size", img_size, "must be 1 or more")
         fields["image_size"] = img_size
-    if plot is not None:
-        inputs = files_of_checkpoint(model)
-        check_outputs([plot], PLOT, inputs=inputs, overwrite=overwrite, flag="--plot")
-    _print(_measured(model, fields, lineup, settings), plot, as_json=json)
+    return fields
 
 
 def _measured(

@@ -100,7 +100,7 @@ def _engine(task: Task) -> ForwardPass:
         )
     calibration = None
     if task.precision == "int8":
-        calibration = calibration_images(task.spec)
+        calibration = _calibration_images(task.spec)
     engine = build_engine(
         task.source,
         model,
@@ -189,7 +189,7 @@ def _bare_openvino(task: Task) -> ForwardPass:
 def _quantised(model: Any, spec: ViTSpec) -> Any:
     """Quantise by NNCF with its settings for transformers."""
     nncf: Any = import_runtime("nncf")
-    images = [image[None].numpy() for image in calibration_images(spec)]
+    images = [image[None].numpy() for image in _calibration_images(spec)]
     return nncf.quantize(model, nncf.Dataset(images), model_type=nncf.ModelType.TRANSFORMER)
 
 
@@ -217,7 +217,7 @@ def _bare_onnxruntime(task: Task) -> ForwardPass:
     return ForwardPass(_named("onnxruntime"), fit)
 
 
-def calibration_images(spec: ViTSpec) -> Tensor:
+def _calibration_images(spec: ViTSpec) -> Tensor:
     """Return the images (N, C, H, W) that int8 is calibrated with; speed is that of any others."""
     return sample_images(
         CALIBRATION_IMAGES, spec.in_channels, spec.image_size, seed=CALIBRATION_SEED

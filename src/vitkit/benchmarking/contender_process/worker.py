@@ -174,7 +174,7 @@ def _task(request: Reply) -> Task:
     return Task(**fields | {"spec": ViTSpec.from_json(request["spec"])})
 
 
-def answer(process: ContenderProcess, request: Reply) -> Reply:
+def answer_request(process: ContenderProcess, request: Reply) -> Reply:
     """Answer one request; `refused` has the reason in one line where it cannot be fulfilled."""
     requests: dict[str, Callable[[Reply], Reply]] = {
         "build": process.build,
@@ -198,7 +198,7 @@ def answer_requests() -> None:
     os.dup2(2, 1)  # libraries print where only answers may stand
     process = ContenderProcess()
     for line in sys.stdin:
-        reply = answer(process, json.loads(line))
+        reply = answer_request(process, json.loads(line))
         answers.write(json.dumps(reply) + "\n")
         answers.flush()
 
