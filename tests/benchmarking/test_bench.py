@@ -149,7 +149,7 @@ def test_products_of_matrices_are_measured(monkeypatch):
         "vitkit.benchmarking.contender_process.matrix_peak.find_spec", lambda name: None
     )
     for precision, libraries in (("float32", {"torch", "numpy"}), ("int8", {"torch"})):
-        found = matrix_peak(precision, 1, side=128)
+        found = matrix_peak(precision, 1, sides=[64, 128])
         assert set(found) == libraries
         assert all(1e8 < speed < 1e14 for speed in found.values())
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from vitkit.engines.registry import ENGINES
+from vitkit.engines.registry import ENGINES, PRECISIONS
 from vitkit.errors import MissingExtraError, SettingError
 from vitkit.messages import did_you_mean
 
@@ -74,7 +74,7 @@ PEERS: dict[str, Contender] = {
             ONNX_INSTALL,
             ("float32",),
         ),
-        Contender("openvino", "runtime", "openvino", ("openvino",), OPENVINO_INSTALL),
+        Contender("openvino", "runtime", "openvino", ("openvino",), OPENVINO_INSTALL, PRECISIONS),
     )
 }
 """Name on the command line -> contender that is not vitkit's; the first one is the base."""

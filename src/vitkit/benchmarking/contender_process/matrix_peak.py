@@ -7,7 +7,7 @@ float32 are slow on AMD's), so that the peak is that of several, each with opera
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from statistics import median
 from typing import Any
@@ -15,17 +15,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitkit.engines.openvino import HINTS
+from vitkit.engines.openvino import HINTS, refuse_no_bfloat16
 from vitkit.engines.telemetry import import_runtime
+from vitkit.errors import SettingError
 
-SIDE = 2048
-"""Rows and columns of both operands."""
+SIDES = (512, 2048)
+"""Rows and columns of both operands; the larger ones only where the smaller ones are fast."""
+SLOW = 0.05
+"""Seconds of a product from which no larger one is tried. In half precision torch takes minutes for
+it on a processor without instructions for that."""
 REPEATS = 5
 SECONDS = 0.3
-"""Spent on each library at least."""
+"""Spent on each size and library at least."""
 
 
-def matrix_peak(precision: str, threads: int, side: int = SIDE) -> dict[str, float]:
+def matrix_peak(precision: str, threads: int, sides: Sequence[int] = SIDES) -> dict[str, float]:
     """Return the speed of square matrix products by each library, in operations per second.
 
     A multiply-add counts as two. Operands are random: zeros are faster on some hardware.
@@ -33,20 +37,32 @@ def matrix_peak(precision: str, threads: int, side: int = SIDE) -> dict[str, flo
     Args:
         precision: float32, bfloat16 or int8.
         threads: of the processor.
-        side: rows and columns.
+        sides: rows and columns, from small to large; the fastest product counts.
     """
     torch.set_num_threads(threads)
     found: dict[str, float] = {}
-    for name, product in _products(precision, threads, side):
-        product()
-        seconds: list[float] = []
-        start = time.perf_counter()
-        while len(seconds) < REPEATS or time.perf_counter() - start < SECONDS:
-            began = time.perf_counter()
-            product()
-            seconds.append(time.perf_counter() - began)
-        found[name] = 2 * side**3 / median(seconds)
+    slow: set[str] = set()
+    for side in sides:
+        for name, product in _products(precision, threads, side):
+            if name in slow:
+                continue
+            seconds = _seconds(product)
+            found[name] = max(found.get(name, 0.0), 2 * side**3 / seconds)
+            if seconds > SLOW:
+                slow.add(name)
     return found
+
+
+def _seconds(product: Callable[[], object]) -> float:
+    """Return the median seconds of a product after a first one."""
+    product()
+    seconds: list[float] = []
+    start = time.perf_counter()
+    while len(seconds) < REPEATS or time.perf_counter() - start < SECONDS:
+        began = time.perf_counter()
+        product()
+        seconds.append(time.perf_counter() - began)
+    return median(seconds)
 
 
 def _products(
@@ -64,8 +80,20 @@ def _products(
     else:
         whole = [(32 * one).clamp(-128, 127).to(torch.int8) for one in (left, right)]
         yield "torch", lambda: torch._int_mm(whole[0], whole[1])
-    if precision != "int8" and find_spec("openvino"):
+    if _openvino_has(precision):
         yield "openvino", _openvino_product(left.numpy(), right.numpy(), precision, threads)
+
+
+def _openvino_has(precision: str) -> bool:
+    """Return True if OpenVINO is installed and multiplies in this precision here."""
+    if precision == "int8" or not find_spec("openvino"):
+        return False
+    if precision == "bfloat16":
+        try:
+            refuse_no_bfloat16()
+        except SettingError:
+            return False
+    return True
 
 
 def _openvino_product(

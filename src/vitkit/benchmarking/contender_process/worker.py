@@ -33,6 +33,8 @@ WARM_CALLS = 3
 """Calls after a change of the batch's size that are not timed."""
 SHORT = 0.1
 """Seconds; before its turn a shorter call is made once untimed, as another process ran before."""
+LONGEST_CALL = 60.0
+"""Seconds. Half precision may take minutes on a processor without instructions for it."""
 REST = 0.02
 """Seconds of rest after a turn. Threads of OpenMP spin for milliseconds before they sleep, and
 would take the cores from the next contender."""
@@ -131,7 +133,11 @@ class ContenderProcess:
         start = time.perf_counter()
         self._fit(request["batch_size"])
         for number in range(WARM_CALLS):
-            self._timed(number)
+            seconds = self._timed(number)
+            if seconds > LONGEST_CALL:
+                raise VitkitError(
+                    f"a call takes {seconds:.0f} s, and {LONGEST_CALL:.0f} are allowed"
+                )
         warm_up = time.perf_counter() - start
         restart_peak()
         self._usual = self._timed(0)
