@@ -42,6 +42,10 @@ DISTRIBUTIONS = (
 )
 TRAINING_PASSES = 3
 """Forward passes that a training step is worth: the backward pass has twice the products."""
+INT8_COSINE = 0.9
+"""Smallest cosine of an image's logits with ours. An engine that is used must keep 0.99; here the
+weights may be untrained, whose logits are small beside the rounding, and speed does not depend on
+them. Other weights give a cosine near 0."""
 LOSS_BOUNDS = {"float32": 1e-4, "bfloat16": 2e-2}
 """Largest difference of the first losses, as a part of the loss (at least 1)."""
 TRAINED_ENGINES = ("torch", "compile")
@@ -238,7 +242,7 @@ class Benchmark:
             # a training step is compared before it begins, in float32
             precision = "float32" if given["task"] == "training" else self._settings.precision
             measured.agreement = compare_logits(torch.tensor(reply["logits"]), self._reference)
-            refusal = measured.agreement.refusal(precision)
+            refusal = _refusal(measured.agreement, precision)
             if not refusal and built:
                 refusal = _other_loss(measured.loss, built[0].loss, self._settings.precision)
             if refusal:
@@ -305,6 +309,15 @@ def _row(one: _Measured, count: int, peak_mb: float) -> BenchmarkRow:
         build_seconds=one.build_seconds,
         warm_up_seconds=one.warm_up_seconds,
     )
+
+
+def _refusal(found: Agreement, precision: str) -> str:
+    """Return why logits are not those of the same model; empty if they are."""
+    if precision != "int8" or not found.finite:
+        return found.refusal(precision)
+    if found.cosine >= INT8_COSINE:
+        return ""
+    return f"its logits have a cosine of {found.cosine:.3f} with ours; {INT8_COSINE} is expected"
 
 
 def _other_loss(loss: float | None, expected: float | None, precision: str) -> str:
