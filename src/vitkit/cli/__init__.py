@@ -41,6 +41,7 @@ VERBS = {
     "report": "write a page about a run: scores, curves, mistakes, calibration",
     "summary": "print the layer table of a model or a checkpoint",
     "plan": "estimate memory, speed and days of a training before it is started",
+    "bench": "compare the speed of a model with other libraries",
     "models": "list the models, or the published checkpoints",
     "completion": "print the script that completes commands in your shell",
 }
