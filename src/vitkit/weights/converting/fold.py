@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
 from vitkit.models.positions import sincos_1d, sincos_2d
 from vitkit.spec import ViTSpec
@@ -55,9 +56,19 @@ def _fold_layer_scale(spec: ViTSpec, state: State) -> Change:
             block = f"blocks.{layer}."
             gamma = state[f"{block}{scale}.gamma"]
             weight, bias = f"{block}{matrix}.weight", f"{block}{matrix}.bias"
-            folded[weight] = gamma[:, None] * state[weight]  # (D, 1) * (D, E)
-            folded[bias] = gamma * state[bias]
+            folded[weight] = scaled_rows(gamma, state[weight])
+            folded[bias] = scaled_rows(gamma, state[bias])
     return folded, Step("folded", "layer_scale: multiplied into attn.proj and mlp.fc2")
+
+
+def scaled_rows(scale: Tensor, weight: Tensor) -> Tensor:
+    """Return the weight (or the bias) of a layer with a factor for each output: s * (W x + b).
+
+    Args:
+        scale: s (D,).
+        weight: W (D, E), or b (D,).
+    """
+    return (scale[:, None] if weight.ndim == 2 else scale) * weight
 
 
 def _unit_layer_scale(spec: ViTSpec, state: State) -> Change:

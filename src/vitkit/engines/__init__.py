@@ -1,0 +1,1 @@
+"""Engines: ways to run a model fast, each a function from images to logits."""

@@ -1,0 +1,59 @@
+"""Build an engine by its name."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vitkit.engines.engine import Engine, EngineRequest
+from vitkit.engines.registry import ENGINES, check_engine, refuse_missing
+from vitkit.models.vit import ViT
+
+
+def build_engine(
+    name: str,
+    model: ViT,
+    *,
+    precision: str = "float32",
+    threads: int | None = None,
+    image_size: tuple[int, int] | None = None,
+    device: torch.device | None = None,
+    folder: Path | None = None,
+    calibration: Tensor | None = None,
+) -> Engine:
+    """Build an engine for a model, in this process.
+
+    Args:
+        name: a name of `ENGINES`.
+        model: a `ViT` in eval mode; it stays as it is.
+        precision: `float32`, `bfloat16` or `int8`.
+        threads: of the processor; default torch's.
+        image_size: (height, width) of the images; default the model's.
+        device: for torch and compile; default the model's.
+        folder: where a converted model is kept, and found again.
+        calibration: preprocessed images (N, C, H, W) for int8.
+
+    Raises:
+        SettingError: an engine or a precision that does not exist, not together, or not here.
+        MissingExtraError: packages of the engine are not installed.
+    """
+    check_engine(name, precision)
+    refuse_missing(name)
+    kind = ENGINES[name]
+    device = device or next(model.parameters()).device
+    if kind.cpu_only:
+        device = torch.device("cpu")
+    request = EngineRequest(
+        model=model,
+        precision=precision,
+        threads=threads or torch.get_num_threads(),
+        image_size=image_size or model.spec.image_size,
+        device=device,
+        folder=folder,
+        calibration=calibration,
+    )
+    forward = import_module(f"vitkit.engines.{kind.module}").build(request)
+    return Engine(name, precision, forward, device)

@@ -1,0 +1,107 @@
+"""Run a function of a module in a child process, which may crash or hang without harm."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import Any
+
+from vitkit.errors import VitkitError
+from vitkit.process import SPINCOUNT
+
+LONGEST_REASON = 200
+"""Characters of a reason; errors of runtimes go on for pages."""
+MARK = "vitkit-result: "
+"""Begins the line that has the result; runtimes may print lines of their own."""
+
+
+@dataclass(frozen=True)
+class ChildResult:
+    """How a child process ended.
+
+    Attributes:
+        value: what the function returned, if it did.
+        reason: why there is no value, in a few words; empty if there is one.
+    """
+
+    value: Any = None
+    reason: str = ""
+
+
+def run_child(
+    function: str, *arguments: str, seconds: float, environment: Mapping[str, str] | None = None
+) -> ChildResult:
+    """Call a function in a fresh Python process and return what it returned, or why it did not.
+
+    The function may crash by a signal, print or hang: it is killed after `seconds`. An error of
+    vitkit's gives its message as the reason.
+
+    Args:
+        function: as `package.module:function`; it takes texts and returns a JSON value.
+        *arguments: the texts.
+        seconds: time that it may take.
+        environment: further variables of the process.
+    """
+    # waiting threads of the child must not occupy the cores of others
+    variables = {"GOMP_SPINCOUNT": SPINCOUNT, **os.environ, **(environment or {})}
+    try:
+        process = subprocess.run(
+            [sys.executable, "-m", "vitkit.engines.child", function, *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=seconds,
+            env=variables,
+        )
+    except subprocess.TimeoutExpired:
+        return ChildResult(reason=f"no answer in {seconds:g} s")
+    except OSError as error:
+        return ChildResult(reason=f"no child process could be started: {error}")
+    if process.returncode < 0:
+        return ChildResult(reason=f"ended by {_signal_name(-process.returncode)}")
+    for line in reversed(process.stdout.splitlines()):
+        if line.startswith(MARK):
+            return _parsed(line.removeprefix(MARK))
+    last = (process.stderr.strip() or "no message").splitlines()[-1]
+    return ChildResult(reason=f"ended with code {process.returncode}: {last[:LONGEST_REASON]}")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _parsed(text: str) -> ChildResult:
+    try:
+        document = json.loads(text)
+        return ChildResult(document.get("value"), str(document.get("reason", "")))
+    except (ValueError, AttributeError):
+        return ChildResult(reason="its answer is no JSON")
+
+
+def main(arguments: list[str]) -> None:
+    """Call the function that the arguments name, and print its result as one line."""
+    function, *rest = arguments
+    document: dict[str, Any] = {}
+    try:
+        document["value"] = resolve_name(function)(*rest)
+    except VitkitError as error:
+        document["reason"] = str(error)
+    except Exception as error:  # noqa: BLE001 - a runtime raises anything
+        first = str(error).strip().partition("\n")[0]
+        document["reason"] = f"{type(error).__name__}: {first[:LONGEST_REASON]}"
+    sys.stdout.write(f"\n{MARK}{json.dumps(document)}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

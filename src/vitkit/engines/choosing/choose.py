@@ -1,0 +1,192 @@
+"""Choose the engine that is done first: by trials of each, made once for a model and a machine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vitkit.engines.build import build_engine
+from vitkit.engines.choosing.flops import forward_flops
+from vitkit.engines.choosing.make_trials import make_trials, report_line
+from vitkit.engines.choosing.trial import LONGEST, Trial
+from vitkit.engines.choosing.trial_cache import model_folder, read_trials
+from vitkit.engines.engine import Engine, EngineRequest
+from vitkit.engines.registry import ENGINES, EXTRA, check_engine, refuse_missing
+from vitkit.errors import CheckpointError, SettingError, VitkitError
+from vitkit.messages import plural
+from vitkit.models.vit import ViT
+from vitkit.weights.formats.saved_model import as_saved
+
+USUAL_IMAGES = 1000
+"""Images that a predictor is expected to classify, where nobody knows their number."""
+WORTH_SECONDS = 60.0
+"""Expected time with torch from which trials are worth their own time."""
+SHORT_SECONDS = 1.0
+"""Expected time below which the model is not even looked up in the cache."""
+SLOW_FLOPS = 1e11
+"""Operations a second of torch on two cores, to expect that time."""
+MOST_CALIBRATION = 300
+MOST_AGREEMENT = 128
+"""Images of the user's that int8 is calibrated with, and others that agreement is measured on."""
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The engine that a user wants.
+
+    Attributes:
+        engine: a name of `ENGINES`, or `auto`.
+        precision: `float32`, `bfloat16`, `int8` or `auto`.
+        images: number of images that it will run; `None` if unknown.
+        samples: preprocessed images (N, C, H, W) of the user's: every other one calibrates int8,
+            and agreement is measured on the rest.
+        report: receives a line before trials are made, and one about their results.
+    """
+
+    engine: str = "auto"
+    precision: str = "float32"
+    images: int | None = None
+    samples: Tensor | None = None
+    report: Report = logging.getLogger("vitkit").info
+
+
+def choose_engine(
+    model: ViT,
+    wanted: Wanted,
+    *,
+    device: torch.device,
+    image_size: tuple[int, int] | None = None,
+    threads: int | None = None,
+) -> Engine:
+    """Return a model's engine, as wanted or as trials advise.
+
+    On a GPU, and for work that takes less time than trials, `auto` is torch. Otherwise each
+    installed engine is tried in a child process, once: the results are kept in the user's cache.
+    The engine with the shortest expected time for these images is chosen, its start included.
+
+    Args:
+        model: a `ViT` in eval mode, on `device`.
+        wanted: the engine, and what is known about the work.
+        device: where torch and compile run.
+        image_size: (height, width) of the images; default the model's.
+        threads: of the processor; default torch's.
+
+    Raises:
+        SettingError: no such engine or precision, one that cannot be used here with the reason, or
+            int8 without images to calibrate with.
+        MissingExtraError: an engine that is asked for by name and not installed.
+    """
+    check_engine(wanted.engine, wanted.precision)
+    calibration, agreement = _parts(wanted.samples)
+    request = EngineRequest(
+        model=model,
+        precision=wanted.precision,
+        threads=threads or torch.get_num_threads(),
+        image_size=image_size or model.spec.image_size,
+        device=device,
+        calibration=calibration,
+    )
+    pairs = _candidates(wanted)
+    if len(pairs) == 1 and pairs[0][0] in ("torch", "compile"):
+        return _build(request, *pairs[0])
+    usual = ("torch", "float32" if wanted.precision == "auto" else wanted.precision)
+    if not _is_plain(model):  # a child process could not read it
+        return _build(request, *(pairs[0] if len(pairs) == 1 else usual))
+    seconds = images_expected(wanted) * forward_flops(model.spec) / SLOW_FLOPS
+    may_be_torch = wanted.engine == "auto" and wanted.precision != "int8"
+    if may_be_torch and (device.type != "cpu" or seconds < SHORT_SECONDS):
+        return _build(request, *usual)
+    request = replace(request, folder=model_folder(request))
+    trials = _known(request, pairs)
+    if trials is not None:
+        return _best(request, trials, wanted)[0]
+    if may_be_torch and seconds < WORTH_SECONDS:
+        return _build(request, *usual)
+    noun = plural(len(pairs), "engine")
+    wanted.report(f"trying {noun} on this model, once on this machine (each at most {LONGEST:g} s)")
+    trials = make_trials(request, pairs, agreement)
+    engine, chosen = _best(request, trials, wanted)
+    wanted.report(report_line(trials, chosen))
+    return engine
+
+
+def images_expected(wanted: Wanted) -> int:
+    """Return the number of images that an engine will run, as far as it is known."""
+    return USUAL_IMAGES if wanted.images is None else wanted.images
+
+
+def _parts(samples: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Return images to calibrate with, and others to measure agreement on."""
+    if samples is None or len(samples) < 2:
+        return samples, samples
+    return samples[::2][:MOST_CALIBRATION], samples[1::2][:MOST_AGREEMENT]
+
+
+def _build(request: EngineRequest, name: str, precision: str) -> Engine:
+    return build_engine(
+        name, request.model, precision=precision, threads=request.threads,
+        image_size=request.image_size, device=request.device, folder=request.folder,
+        calibration=request.calibration,
+    )  # fmt: skip
+
+
+def _candidates(wanted: Wanted) -> list[tuple[str, str]]:
+    """Return the engines and precisions to choose from."""
+    names: Sequence[str] = [wanted.engine]
+    if wanted.engine == "auto":
+        names = [name for name, kind in ENGINES.items() if not kind.missing()]
+    else:
+        refuse_missing(wanted.engine)
+    precisions = [wanted.precision]
+    if wanted.precision == "auto":
+        precisions = ["float32", "bfloat16", *(["int8"] if wanted.samples is not None else [])]
+    pairs = [(name, p) for name in names for p in precisions if p in ENGINES[name].precisions]
+    if not pairs:
+        raise SettingError(
+            f"precision {wanted.precision} needs an engine that is not installed: "
+            f"pip install '{EXTRA}'"
+        )
+    if "int8" in precisions and wanted.samples is None:
+        raise SettingError(
+            "precision int8 needs images to calibrate with; pass --calibrate DATA (calibrate=), "
+            "such as the training data"
+        )
+    return pairs
+
+
+def _is_plain(model: ViT) -> bool:
+    """Return True for a model that a file can describe, so that a child process can read it."""
+    try:
+        as_saved(model, Path("the model"))
+    except CheckpointError:
+        return False
+    return True
+
+
+def _known(request: EngineRequest, candidates: Sequence[tuple[str, str]]) -> list[Trial] | None:
+    """Return the cached trials of all candidates, or None if one is missing."""
+    assert request.folder is not None
+    found = {(t.engine, t.precision): t for t in read_trials(request.folder, request.threads)}
+    if not found.keys() >= set(candidates):
+        return None
+    return [found[pair] for pair in candidates]
+
+
+def _best(request: EngineRequest, trials: Sequence[Trial], wanted: Wanted) -> tuple[Engine, Trial]:
+    """Build the usable engine with the shortest expected time; one that fails now gives way."""
+    images = images_expected(wanted)
+    usable = sorted((t for t in trials if t.usable), key=lambda trial: trial.seconds(images))
+    for trial in usable:
+        try:
+            return _build(request, trial.engine, trial.precision), trial
+        except VitkitError:
+            if trial is usable[-1]:
+                raise
+    reasons = "; ".join(f"{t.engine} {t.precision}: {t.reason}" for t in trials)
+    raise SettingError(f"no engine can be used here ({reasons}); pass --engine torch")

@@ -1,0 +1,118 @@
+"""The user's cache of trials and of converted models, by model, machine and versions."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import shutil
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from vitkit.engines.choosing.trial import Trial
+from vitkit.engines.engine import EngineRequest
+from vitkit.engines.registry import ENGINES
+from vitkit.io.atomic import replacing_in_cache
+from vitkit.io.cache_folder import cache_folder
+from vitkit.io.digests import weights_fingerprint
+
+CACHE_VERSION = 1
+"""Changes when trials or converted models of an earlier vitkit must not be used."""
+MOST_BYTES = 5 * 2**30
+"""Size of all converted models that are kept; the ones used longest ago go first."""
+DIGITS = 32
+
+
+def _digest(*facts: object) -> str:
+    text = json.dumps([CACHE_VERSION, *facts], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of torch and of the runtimes that are installed; none is imported."""
+    found = {"torch": str(torch.__version__)}
+    for package in sorted({name for kind in ENGINES.values() for name in kind.packages}):
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def processor() -> str:
+    """Return the name and the instructions of the processor, as far as the system tells them."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        keys = ("model name", "flags", "Features")
+        return "\n".join(sorted({line for line in lines if line.startswith(keys)}))
+    return f"{platform.machine()} {platform.processor()}"
+
+
+def machine_key(threads: int) -> str:
+    """Return a digest of what the speed depends on: processor, cores, threads and versions.
+
+    Args:
+        threads: that an engine may use.
+    """
+    cores: Iterable[int] = range(os.cpu_count() or 1)
+    if hasattr(os, "sched_getaffinity"):
+        cores = os.sched_getaffinity(0)
+    return _digest(processor(), sorted(cores), threads, versions())
+
+
+def model_folder(request: EngineRequest) -> Path:
+    """Return the folder of a model's trials and converted files, which may not exist yet.
+
+    Its name is a digest of the weights, the spec, the image size, the images that int8 is
+    calibrated with, and the versions.
+    """
+    model = request.model
+    weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    images = "" if request.calibration is None else weights_fingerprint({"": request.calibration})
+    facts = (weights_fingerprint(weights), model.spec.to_json(), request.image_size, images)
+    return cache_folder() / "engines" / _digest(*facts, versions())
+
+
+def read_trials(folder: Path, threads: int) -> list[Trial]:
+    """Return the trials of this machine in a model's folder; none if they cannot be read."""
+    try:
+        document = json.loads(_path(folder, threads).read_text(encoding="utf-8"))
+        trials = [Trial.from_json(values) for values in document]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return []
+    with contextlib.suppress(OSError):
+        os.utime(folder)  # used now
+    return trials
+
+
+def write_trials(folder: Path, threads: int, trials: Iterable[Trial]) -> None:
+    """Keep trials; a cache that cannot be written only costs time."""
+    content = json.dumps([trial.to_json() for trial in trials], indent=1)
+    with contextlib.suppress(OSError), replacing_in_cache(_path(folder, threads)) as file:
+        file.write(content.encode())
+    prune(folder.parent)
+
+
+def _path(folder: Path, threads: int) -> Path:
+    return folder / f"trials-{machine_key(threads)}.json"
+
+
+def prune(folder: Path, most_bytes: int = MOST_BYTES) -> None:
+    """Delete the models of `folder` that were used longest ago, until the rest is small enough.
+
+    The newest always stays.
+
+    Args:
+        folder: one folder a model.
+        most_bytes: size of the rest.
+    """
+    with contextlib.suppress(OSError):
+        models = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+        total = 0
+        for rank, path in enumerate(models):
+            total += sum(file.stat().st_size for file in path.glob("*"))
+            if rank > 0 and total > most_bytes:
+                shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,261 @@
+"""Exact folds for inference: the same function of the images, in fewer operations.
+
+    LayerScale      gamma * (W x + b)            = (gamma W) x + gamma b
+    norm's affine   W (g * n + o) + b            = (W g) n + (W o + b),   n the normed token
+    query scale     softmax((W_q z) k^T / sqrt h)  with W_q / sqrt h in place of W_q
+    normalisation   E ((x / 255 - m) / s) + b    = (E / (255 s)) x + (b - E m / s)
+
+All are equal in exact arithmetic; in float32 logits differ by about 1e-6 of the largest one. What
+`forward_features` and a `Record` return stays the same too, so the last norm keeps its affine.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitkit.engines.kernels import fastest_kernels
+from vitkit.errors import MODEL, SettingError, check_type
+from vitkit.models.attention import (
+    KERNELS,
+    PLAIN,
+    Context,
+    KeylessBiasLinear,
+    MultiHeadSelfAttention,
+)
+from vitkit.models.embedding import LinearPatchEmbedding, PatchEmbedding
+from vitkit.models.encoder import EncoderBlock, PostNormBlock, ResPostNormBlock
+from vitkit.models.layers import LayerScale
+from vitkit.models.mlp import SplitSwiGLU
+from vitkit.models.vit import ViT
+from vitkit.shapes import Tokens
+from vitkit.spec import Preprocess
+from vitkit.weights.converting.fold import scaled_rows
+
+Norm = TypeVar("Norm", nn.LayerNorm, nn.RMSNorm)
+PIXEL_MAX = 255.0
+FOLDABLE = (nn.Linear, KeylessBiasLinear)
+"""Layers into which a norm's affine may go; classes that extend them may do more."""
+
+
+def optimized(
+    model: ViT,
+    *,
+    precision: str = "float32",
+    preprocess: Preprocess | None = None,
+    batch_size: int = 8,
+    measure: bool = True,
+) -> ViT:
+    """Return a copy of a model for inference: folded, cast once, with the fastest kernels here.
+
+    For your own loop, under `torch.inference_mode()`. It is a `ViT` like the model: features,
+    records and heads work as before. It cannot be trained, and is not for saving.
+
+    Args:
+        model: a `ViT`; it stays as it is.
+        precision: `float32`, or `bfloat16`: all weights, without autocast. Images may stay float32.
+        preprocess: if given, the copy takes pixels of 0 to 255 in (B, C, H, W), floats or uint8,
+            and its patch projection normalises them as this says.
+        batch_size: images per batch for which kernels are chosen.
+        measure: choose kernels of attention and linear layers by measurement, on a CPU, in about a
+            second; otherwise torch's own.
+
+    Raises:
+        SettingError: no `ViT`; an unknown precision; `preprocess` with a stem that is no projection
+            of pixels.
+
+    >>> model = ViT(image_size=32, patch_size=8, width=64, depth=2, num_heads=4, mlp_width=128)
+    >>> fast = optimized(model.eval(), measure=False)
+    >>> images = torch.rand(2, 3, 32, 32)
+    >>> torch.allclose(fast(images), model(images), atol=1e-5)
+    True
+    """
+    check_type(model, ViT, "optimized", MODEL)
+    if precision not in ("float32", "bfloat16"):
+        raise SettingError(
+            f"precision {precision!r} does not exist for optimized; use float32 or bfloat16"
+        )
+    folded = fold_for_inference(model)
+    if preprocess is not None:
+        fold_normalisation(folded, preprocess)
+    folded.to(torch.bfloat16 if precision == "bfloat16" else next(model.parameters()).dtype)
+    folded.requires_grad_(False)
+    # images of any dtype, uint8 too, become what the weights are
+    folded.register_forward_pre_hook(_cast_images)
+    if measure and next(folded.parameters()).is_cpu:
+        fastest_kernels(folded, batch_size)
+    return folded
+
+
+def _cast_images(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    images, *others = inputs
+    return (images.to(next(model.parameters()).dtype), *others)
+
+
+def fold_for_inference(model: ViT, *, query_scale: bool = True) -> ViT:
+    """Return a copy of a model in eval mode with LayerScale, norms and query scale folded.
+
+    Layers that are not vitkit's own, such as adapters, stay as they are.
+
+    Args:
+        model: a `ViT`; it stays as it is.
+        query_scale: whether 1 / sqrt(h) goes into the weights of the queries too.
+    """
+    folded = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        for block in folded.blocks:
+            if not isinstance(block, EncoderBlock):
+                continue
+            _fold_layer_scales(block)
+            if not isinstance(block, PostNormBlock | ResPostNormBlock):
+                _fold_norms(block)
+            if query_scale and type(block.attn) is MultiHeadSelfAttention:
+                block.attn = QueryScaledAttention(block.attn)
+    return folded
+
+
+def _fold_layer_scales(block: EncoderBlock) -> None:
+    for name, branch, norm in (
+        ("ls1", (block.attn, "proj"), block.norm1),
+        ("ls2", (block.mlp, "fc2"), block.norm2),
+    ):
+        scale = getattr(block, name)
+        if not isinstance(scale, LayerScale):
+            continue
+        target: nn.Module = getattr(*branch)
+        if isinstance(block, ResPostNormBlock):
+            target = norm  # the scale follows the norm of the branch
+        if type(target) not in (nn.Linear, nn.LayerNorm, nn.RMSNorm):
+            continue
+        for kind, parameter in list(target.named_parameters()):  # weight and bias
+            setattr(target, kind, nn.Parameter(scaled_rows(scale.gamma, parameter)))
+        setattr(block, name, nn.Identity())
+
+
+def _fold_norms(block: EncoderBlock) -> None:
+    pairs: dict[str, list[tuple[nn.Module, str]]] = {
+        "norm1": [(block.attn, "qkv")],
+        "norm2": [(block.mlp, "fc1")],
+    }
+    if isinstance(block.mlp, SplitSwiGLU):
+        pairs["norm2"] = [(block.mlp, "fc1_g"), (block.mlp, "fc1_x")]
+    for name, readers in pairs.items():
+        norm = getattr(block, name)
+        layers = [getattr(*reader) for reader in readers]
+        plain = all(type(layer) in FOLDABLE for layer in layers)
+        if type(norm) not in (nn.LayerNorm, nn.RMSNorm) or norm.weight is None or not plain:
+            continue
+        for (parent, attribute), layer in zip(readers, layers, strict=True):
+            setattr(parent, attribute, absorb_affine(layer, norm))
+        setattr(block, name, without_affine(norm))
+
+
+def _bias(linear: nn.Linear) -> Tensor | None:
+    """Return the bias of a linear layer, or None where there is none."""
+    if isinstance(linear, KeylessBiasLinear):
+        return torch.cat([linear.q_bias, torch.zeros_like(linear.q_bias), linear.v_bias])
+    return linear.bias
+
+
+def absorb_affine(linear: nn.Linear, norm: nn.LayerNorm | nn.RMSNorm) -> nn.Linear:
+    """Return the layer W (g * n + o) + b as one of n: (W g) n + (W o + b)."""
+    bias = _bias(linear)
+    offset = getattr(norm, "bias", None)
+    if offset is not None:
+        offset = linear.weight @ offset
+        bias = offset if bias is None else bias + offset
+    return _linear(linear.weight * norm.weight, bias)
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    with torch.device("meta"):
+        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    layer.weight = nn.Parameter(weight)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias)
+    return layer
+
+
+def without_affine(norm: Norm) -> Norm:
+    """Return a norm of the same epsilon that has no weight and no bias."""
+    return type(norm)(norm.normalized_shape, eps=norm.eps, elementwise_affine=False)
+
+
+class QueryScaledAttention(MultiHeadSelfAttention):
+    """Self-attention whose queries come scaled by 1 / sqrt(h), in eval mode.
+
+    Args:
+        source: its layers are taken over, the query's among them changed.
+    """
+
+    def __init__(self, source: MultiHeadSelfAttention) -> None:
+        nn.Module.__init__(self)
+        self.__dict__.update(source.__dict__)
+        scale = 1 / math.sqrt(self.head_width)
+        if isinstance(self.q_norm, nn.LayerNorm | nn.RMSNorm) and self.q_norm.weight is not None:
+            self.q_norm = copy.deepcopy(self.q_norm)
+            for parameter in self.q_norm.parameters():
+                parameter.mul_(scale)
+        else:
+            rows = torch.ones_like(self.qkv.weight[:, 0])
+            rows[: self.inner] = scale
+            bias = _bias(self.qkv)
+            if bias is not None:
+                bias = scaled_rows(rows, bias)
+            self.qkv = _linear(scaled_rows(rows, self.qkv.weight), bias)
+
+    def forward(self, tokens: Tokens, context: Context = PLAIN) -> Tokens:
+        """Return MSA(z), Eq. 8, without the division by sqrt(h) in Eq. 6."""
+        q, k, v = self.heads(tokens, context.rotation)
+        if context.attend is not None:  # a record's, which divides
+            q = q * math.sqrt(self.head_width)
+            return self.mix(context.attend(q, k, v, context.mask, 0.0))
+        kernel = SCALED_KERNELS["plain" if self.attend is KERNELS["plain"] else "fused"]
+        return self.mix(kernel(q, k, v, context.mask))
+
+
+def _plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    scores = q @ k.transpose(-2, -1)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    return scores.softmax(dim=-1) @ v
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)
+
+
+SCALED_KERNELS = {"fused": _fused, "plain": _plain}
+"""The kernels of `models.attention` for queries that are scaled already."""
+
+
+def fold_normalisation(model: ViT, preprocess: Preprocess) -> None:
+    """Change a model to take pixels of 0 to 255 in place of normalised images.
+
+    Args:
+        model: changed in place.
+        preprocess: the mean and the standard deviation of each channel.
+
+    Raises:
+        SettingError: a stem that is no projection of pixels.
+    """
+    stem = model.patch_embed
+    if type(stem) not in (PatchEmbedding, LinearPatchEmbedding):
+        raise SettingError(
+            f"preprocess= needs patches that are projected from pixels, and the stem of this "
+            f"model is {model.spec.stem!r}; leave preprocess out, and normalise the images"
+        )
+    kernel, bias = stem.proj.weight, stem.proj.bias  # D C P Q
+    mean, std = (kernel.new_tensor(values)[:, None, None]
+                 for values in (preprocess.mean, preprocess.std))  # fmt: skip
+    with torch.no_grad():
+        offset = (kernel * (mean / std)).flatten(1).sum(1)
+        if bias is None:
+            bias = torch.zeros_like(offset)
+        stem.proj.bias = nn.Parameter(bias - offset)
+        stem.proj.weight = nn.Parameter(kernel / (PIXEL_MAX * std))

@@ -1,0 +1,122 @@
+"""Kernels of attention and linear layers for a processor, chosen by measurement.
+
+torch multiplies float32 matrices by MKL, which on some processors that are not Intel's takes slower
+instructions than the processor has. oneDNN, which is part of torch too, chooses by what the
+processor can do, and takes weights in an order that suits it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.models.attention import AttentionKernel, use_attention
+from vitkit.models.vit import ViT
+
+ROUNDS = 5
+"""Turns in which kernels are timed, one after the other; the fastest turn of each counts."""
+GAIN = 1.05
+"""Ratio of times from which another kernel than torch's own is worth it."""
+
+
+class PackedLinear(nn.Module):
+    """A linear layer by oneDNN, (..., D) -> (..., E), with its weight in oneDNN's own order.
+
+    Args:
+        linear: the layer; it stays as it is.
+        rows: number of tokens of a call for which the order is best; any other works too.
+    """
+
+    def __init__(self, linear: nn.Linear, rows: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.rows = rows
+        weight = linear.weight.detach()
+        self.register_buffer("weight", torch.ops.mkldnn._reorder_linear_weight(weight, rows))
+        self.bias = linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return W x + b."""
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(
+            x, self.weight, self.bias, "none", [], ""
+        )
+        return product
+
+
+def can_pack(dtype: torch.dtype) -> bool:
+    """Return True if oneDNN's linear layers exist here for a dtype."""
+    known = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkldnn.is_available()
+    return known and dtype in (torch.float32, torch.bfloat16)
+
+
+def fastest_kernels(model: ViT, batch_size: int) -> None:
+    """Choose the kernels of a model on a CPU by timing its first block; changed in place.
+
+    Args:
+        model: in eval mode, without gradients.
+        batch_size: images per batch.
+    """
+    spec = model.spec
+    like = next(model.parameters())
+    count = spec.num_patches + spec.num_prefix_tokens
+    tokens = torch.randn(batch_size, count, spec.width, dtype=like.dtype)
+    block = model.blocks[0]
+    if spec.positions == "rope":
+        return  # the block alone has no angles
+    with torch.inference_mode():
+        kernels: tuple[AttentionKernel, ...] = ("fused", "plain")
+        times = in_turns(
+            {kernel: _attention_call(model, block, kernel, tokens) for kernel in kernels}
+        )
+        use_attention(model, "plain" if times["fused"] > GAIN * times["plain"] else "fused")
+        if can_pack(like.dtype):
+            _pack_if_faster(model, tokens)
+
+
+def _attention_call(
+    model: ViT, block: nn.Module, kernel: AttentionKernel, tokens: Tensor
+) -> Callable[[], object]:
+    def call() -> object:
+        use_attention(model, kernel)
+        return block(tokens)
+
+    return call
+
+
+def _pack_if_faster(model: ViT, tokens: Tensor) -> None:
+    """Put oneDNN's layers in place of torch's, if the block's largest one is faster by them."""
+    rows = tokens.shape[0] * tokens.shape[1]
+    linear = next((m for m in model.blocks[0].modules() if type(m) is nn.Linear), None)
+    if linear is None:
+        return
+    packed = PackedLinear(linear, rows)
+    inputs = tokens.new_empty(*tokens.shape[:2], linear.in_features).normal_()
+    times = in_turns({"torch": lambda: linear(inputs), "onednn": lambda: packed(inputs)})
+    if times["torch"] <= GAIN * times["onednn"]:
+        return
+    for block in model.blocks:
+        for parent in list(block.modules()):
+            for name, child in list(parent.named_children()):
+                if type(child) is nn.Linear:
+                    setattr(parent, name, PackedLinear(child, rows))
+
+
+def in_turns(calls: dict[str, Callable[[], object]], rounds: int = ROUNDS) -> dict[str, float]:
+    """Return the fastest time of each call in seconds; all are called in turn, after a warm-up.
+
+    Args:
+        calls: name -> function without arguments.
+        rounds: of all calls.
+    """
+    fastest = dict.fromkeys(calls, float("inf"))
+    for call in calls.values():
+        call()
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            fastest[name] = min(fastest[name], time.perf_counter() - start)
+    return fastest

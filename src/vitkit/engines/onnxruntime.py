@@ -1,0 +1,90 @@
+"""The engine `onnxruntime`: the model as an ONNX file, run by Microsoft's runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from vitkit.engines.engine import EngineRequest, Forward
+from vitkit.engines.inference_folds import fold_for_inference
+from vitkit.engines.program import INPUT, OUTPUT, export_program, without_warnings
+from vitkit.engines.telemetry import import_runtime, quiet_imports
+from vitkit.io.atomic import replacing_in_cache
+
+OnnxModel: TypeAlias = Any
+"""An `onnx.ModelProto`."""
+OPSET = 20
+"""Version of the operators that is written: the first one with Gelu as one operator."""
+ERRORS_ONLY = 3
+"""Severity of messages from which ONNX Runtime prints them."""
+
+
+def build(request: EngineRequest) -> Forward:
+    """Return a session for the model; it is converted once and kept in the folder of the request.
+
+    Raises:
+        SettingError: a model that cannot be exported.
+    """
+    path = None if request.folder is None else request.folder / "model.onnx"
+    if path is not None and path.exists():
+        return session(path, request.threads)
+    folded = fold_for_inference(request.model).float().cpu()
+    program = export_program(folded, folded.spec.in_channels, request.image_size)
+    content = to_onnx(program).SerializeToString()
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing_in_cache(path) as file:
+            file.write(content)
+    return session(content, request.threads)
+
+
+def to_onnx(program: ExportedProgram, opset: int = OPSET) -> OnnxModel:
+    """Return the ONNX model of a program: input `images`, output `logits`.
+
+    Args:
+        program: of a model, with one input.
+        opset: version of ONNX's operators.
+    """
+    quiet_imports()  # the exporter may import ONNX Runtime
+    with without_warnings():
+        exported = torch.onnx.export(
+            program,
+            dynamo=True,
+            opset_version=opset,
+            input_names=[INPUT],
+            output_names=[OUTPUT],
+            verbose=False,
+        )
+    assert exported is not None, "with dynamo=True the exporter returns a program"
+    return exported.model_proto
+
+
+def session(model: Path | bytes, threads: int) -> Forward:
+    """Return a function (B, C, H, W) -> (B, K) that runs an ONNX model on the CPU.
+
+    Args:
+        model: a file, or its content.
+        threads: of the processor.
+    """
+    runtime = import_runtime("onnxruntime")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = ERRORS_ONLY
+    opened = runtime.InferenceSession(
+        str(model) if isinstance(model, Path) else model,
+        options,
+        providers=["CPUExecutionProvider"],
+    )
+    name = opened.get_inputs()[0].name
+
+    def forward(images: Tensor) -> Tensor:
+        array = np.ascontiguousarray(images.detach().float().cpu().numpy())
+        return torch.from_numpy(opened.run(None, {name: array})[0])
+
+    return forward

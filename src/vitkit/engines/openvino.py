@@ -1,0 +1,129 @@
+"""The engine `openvino`: Intel's runtime, for processors of any maker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from vitkit.engines.engine import EngineRequest, Forward
+from vitkit.engines.inference_folds import fold_for_inference
+from vitkit.engines.program import OUTPUT, export_program, without_warnings
+from vitkit.engines.telemetry import import_runtime
+from vitkit.errors import SettingError
+
+OVModel: TypeAlias = Any
+"""An `openvino.Model`."""
+HINTS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}
+"""Precision of what is not quantised."""
+NATIVE_BFLOAT16 = "BF16"
+"""Named among the device's capabilities where the processor has instructions for bfloat16."""
+
+
+def build(request: EngineRequest) -> Forward:
+    """Return a compiled model; it is converted once and kept in the folder of the request.
+
+    Raises:
+        SettingError: a model that cannot be converted; int8 without calibration images; bfloat16 on
+            a processor that would compute in float32.
+    """
+    if request.precision == "bfloat16":
+        refuse_no_bfloat16()
+    model = kept(request) or convert_and_keep(request)
+    return compiled(model, request.precision, request.threads)
+
+
+def refuse_no_bfloat16() -> None:
+    """Raise `SettingError` where OpenVINO would compute in float32 in spite of the hint."""
+    openvino = import_runtime("openvino")
+    if NATIVE_BFLOAT16 not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        raise SettingError(
+            "precision bfloat16: this processor has no instructions for it, and OpenVINO would "
+            "compute in float32; pass --precision float32 or int8"
+        )
+
+
+def _file(request: EngineRequest) -> Path | None:
+    if request.folder is None:
+        return None
+    kind = "int8" if request.precision == "int8" else "float32"
+    return request.folder / f"openvino-{kind}.xml"
+
+
+def kept(request: EngineRequest) -> OVModel | None:
+    """Return the converted model of the folder, or None where there is none that can be read."""
+    path = _file(request)
+    if path is None or not path.exists() or not path.with_suffix(".bin").exists():
+        return None
+    try:
+        return import_runtime("openvino").Core().read_model(path)
+    except RuntimeError:  # damaged: it is converted again
+        return None
+
+
+def convert_and_keep(request: EngineRequest) -> OVModel:
+    """Convert the model of a request, quantise it for int8, and keep the result in its folder."""
+    folded = fold_for_inference(request.model).float().cpu()
+    program = export_program(folded, folded.spec.in_channels, request.image_size)
+    model = convert(program)
+    if request.precision == "int8":
+        from vitkit.engines.quantise import quantise
+
+        if request.calibration is None:
+            raise SettingError(
+                "precision int8 needs images to calibrate with; pass --calibrate DATA "
+                "(calibrate=), such as the training data"
+            )
+        model = quantise(model, request.calibration)
+    path = _file(request)
+    if path is not None:
+        write(model, path)
+    return model
+
+
+def convert(program: ExportedProgram) -> OVModel:
+    """Return the OpenVINO model of a program: input `images`, output `logits`."""
+    openvino = import_runtime("openvino")
+    with without_warnings():
+        model = openvino.convert_model(program)
+    model.outputs[0].get_tensor().set_names({OUTPUT})
+    return model
+
+
+def write(model: OVModel, path: Path) -> None:
+    """Write a model as `path` (.xml) and its weights beside it (.bin), weights in float32."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    import_runtime("openvino").save_model(model, path, compress_to_fp16=False)
+
+
+def compiled(model: OVModel, precision: str, threads: int, **more: Any) -> Forward:
+    """Return a function (B, C, H, W) -> (B, K) that runs a model on the CPU.
+
+    Args:
+        model: an `openvino.Model`, or the path of one.
+        precision: of what is not quantised: `float32` or `bfloat16`; `int8` means float32.
+        threads: of the processor.
+        **more: further properties of the device, such as `PERF_COUNT`.
+    """
+    openvino = import_runtime("openvino")
+    settings: Mapping[str, Any] = {
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": 1,
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": HINTS[precision],
+        **more,
+    }
+    request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
+
+    def forward(images: Tensor) -> Tensor:
+        array = np.ascontiguousarray(images.detach().float().cpu().numpy())
+        request.infer([array], share_inputs=True)
+        # a copy: the memory of the output belongs to the request
+        return torch.from_numpy(request.get_output_tensor(0).data.copy())
+
+    return forward

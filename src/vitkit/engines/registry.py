@@ -1,0 +1,96 @@
+"""The engines by name: the packages that each needs, and the precisions that it has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Literal, get_args
+
+from vitkit.errors import MissingExtraError, SettingError
+from vitkit.messages import did_you_mean, plural
+
+EngineName = Literal["torch", "compile", "openvino", "onnxruntime"]
+Precision = Literal["float32", "bfloat16", "int8"]
+PRECISIONS: tuple[str, ...] = get_args(Precision)
+EXTRA = "vitkit[export]"
+"""The extra that has the packages of all engines."""
+
+
+@dataclass(frozen=True)
+class EngineKind:
+    """An engine that may be installed.
+
+    Attributes:
+        name: by which users choose it.
+        module: the module whose `build` makes it.
+        packages: that it needs besides torch.
+        precisions: that it can compute in.
+        gain: its measured gain over torch on processors, for messages.
+        cpu_only: True if it runs on the processor alone.
+    """
+
+    name: EngineName
+    module: str
+    packages: tuple[str, ...]
+    precisions: tuple[str, ...]
+    gain: str
+    cpu_only: bool
+
+    def missing(self) -> tuple[str, ...]:
+        """Return the packages that are not installed; nothing is imported."""
+        return tuple(name for name in self.packages if find_spec(name) is None)
+
+
+ENGINES: dict[str, EngineKind] = {
+    kind.name: kind
+    for kind in (
+        EngineKind("torch", "eager", (), ("float32", "bfloat16"), "", cpu_only=False),
+        EngineKind("compile", "compiled", (), ("float32", "bfloat16"), "", cpu_only=False),
+        EngineKind(
+            "openvino", "openvino", ("openvino",), PRECISIONS,
+            "1.2 to 2.4 times as fast as torch on a CPU", cpu_only=True,
+        ),
+        EngineKind(
+            "onnxruntime", "onnxruntime", ("onnxruntime", "onnx", "onnxscript"), ("float32",),
+            "up to 2 times as fast as torch on a CPU", cpu_only=True,
+        ),
+    )
+}  # fmt: skip
+"""Name -> engine."""
+CHOICES = ("auto", *ENGINES)
+PRECISION_CHOICES = ("auto", *PRECISIONS)
+
+
+def check_engine(engine: str, precision: str) -> None:
+    """Raise `SettingError` for an engine or a precision that does not exist, or not together.
+
+    Args:
+        engine: a name of `ENGINES`, or `auto`.
+        precision: a name of `PRECISIONS`, or `auto`.
+    """
+    values = (("engine", engine, CHOICES), ("precision", precision, PRECISION_CHOICES))
+    for noun, value, known in values:
+        if value not in known:
+            raise SettingError(
+                f"{noun} {value!r} does not exist{did_you_mean(value, known)}; "
+                f"{noun}s are {', '.join(known)}"
+            )
+    if engine == "auto" or precision == "auto":
+        return
+    able = [name for name, kind in ENGINES.items() if precision in kind.precisions]
+    if engine not in able:
+        raise SettingError(
+            f"engine {engine} has no precision {precision}; {' or '.join(able)} has it"
+        )
+
+
+def refuse_missing(engine: str) -> None:
+    """Raise `MissingExtraError` if the packages of an engine are not installed."""
+    kind = ENGINES[engine]
+    missing = kind.missing()
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        raise MissingExtraError(
+            f"engine {engine} needs {plural(len(missing), 'package')} that {verb} not installed "
+            f"({', '.join(missing)}): pip install '{EXTRA}'; it is {kind.gain}"
+        )
