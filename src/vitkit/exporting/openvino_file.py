@@ -11,7 +11,7 @@ import numpy as np
 
 from vitkit.errors import CheckpointError, DeviceError
 from vitkit.exporting.description import ARTEFACT_KEY
-from vitkit.exporting.quantised_layers import count_int8_layers
+from vitkit.engines.quantise import count_int8_layers
 from vitkit.exporting.runtime_errors import first_line, one_line_errors, runtime_module
 from vitkit.exporting.session import Session
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from vitkit.engines.telemetry import import_runtime
 from vitkit.errors import CheckpointError, MissingExtraError, VitkitError
 
 LONGEST_REASON = 300
@@ -15,7 +15,7 @@ LONGEST_REASON = 300
 
 
 def runtime_module(name: str) -> Any:
-    """Import the library of a runtime.
+    """Import the library of a runtime, with its telemetry switched off.
 
     Args:
         name: of the module, such as `onnxruntime`.
@@ -24,7 +24,7 @@ def runtime_module(name: str) -> Any:
         MissingExtraError: it is not installed.
     """
     try:
-        return import_module(name)
+        return import_runtime(name)
     except ImportError as error:
         raise MissingExtraError(
             f"{name} cannot be imported ({first_line(error)}); install it with: "
