@@ -8,6 +8,7 @@ outliers of activations into the weights first.
 from __future__ import annotations
 
 import logging
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -15,9 +16,7 @@ from io import StringIO
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 
-from vitkit.engines.program import without_warnings
 from vitkit.engines.telemetry import import_runtime
 from vitkit.errors import SettingError
 
@@ -36,14 +35,15 @@ TOKENS_RANK = 3
 
 
 def quantise(
-    model: Any, images: Iterable[Float[Any, "C H W"]], *, layers: int | None = None
+    model: Any, images: Iterable[Any], *, layers: int | None = None
 ) -> Any:
     """Return a quantised OpenVINO model.
 
     Args:
-        model: an `openvino.Model` of images (B, C, H, W); it may be changed.
-        images: preprocessed images (C, H, W) to measure ranges on, tensors or arrays; the first
-            300 of them are used.
+        model: an `openvino.Model` of images (B, C, H, W), or of pixels (B, H, W, 3); it may be
+            changed.
+        images: what the model takes, without the batch axis, to measure ranges on: preprocessed
+            images (C, H, W), tensors or arrays, or pixels (H, W, 3) uint8; the first 300 are used.
         layers: the number of linear layers in the blocks; default all that take tokens, from the
             first block on.
 
@@ -55,7 +55,10 @@ def quantise(
         raise SettingError("precision int8: the model has no linear layers in its blocks")
     inputs = []
     for image in images:
-        inputs.append(np.ascontiguousarray(np.asarray(image, dtype=np.float32)[None]))
+        array = np.asarray(image)
+        # pixels stay whole numbers, for a model that has its preprocessing inside
+        dtype = np.uint8 if array.dtype == np.uint8 else np.float32
+        inputs.append(np.ascontiguousarray(array[None], dtype=dtype))
         if len(inputs) == SUBSET_SIZE:
             break
     if not inputs:
@@ -119,7 +122,8 @@ def _quiet() -> Iterator[None]:
     logger.disabled = True
     try:
         # its progress bars are for a terminal
-        with without_warnings(), redirect_stdout(StringIO()):
+        with warnings.catch_warnings(), redirect_stdout(StringIO()):
+            warnings.simplefilter("ignore")
             yield
     finally:
         logger.disabled = disabled

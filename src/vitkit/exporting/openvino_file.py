@@ -95,6 +95,17 @@ def _parse(path: Path) -> ElementTree.Element:
         ) from None
 
 
+def refuse_no_instructions(path: Path, precision: str) -> None:
+    """Raise `DeviceError` if the CPU lacks the instructions of a precision."""
+    core = runtime_module("openvino").Core()
+    needed = CAPABILITIES.get(precision)
+    if needed and needed not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        raise DeviceError(
+            f"{path}: this CPU has no instructions for {precision}, and OpenVINO would compute in "
+            "float32; use --precision float32"
+        )
+
+
 def open_openvino(path: Path, precision: str, threads: int | None = None) -> Session:
     """Open a model that `read_openvino_description` has checked, on the CPU.
 
@@ -108,14 +119,8 @@ def open_openvino(path: Path, precision: str, threads: int | None = None) -> Ses
         DeviceError: the CPU lacks the instructions of the precision.
         MissingExtraError: OpenVINO is not installed.
     """
-    runtime = runtime_module("openvino")
-    core = runtime.Core()
-    needed = CAPABILITIES.get(precision)
-    if needed and needed not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-        raise DeviceError(
-            f"{path}: this CPU has no instructions for {precision}, and OpenVINO would compute in "
-            "float32; use --precision float32"
-        )
+    refuse_no_instructions(path, precision)
+    core = runtime_module("openvino").Core()
     settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": PRECISIONS.get(precision, "f32")}
     settings["PERFORMANCE_HINT"] = "LATENCY"
     if threads is not None:

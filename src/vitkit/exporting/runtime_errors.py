@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,7 +35,7 @@ def runtime_module(name: str) -> Any:
 
 @contextmanager
 def one_line_errors(path: Path, runtime: str, action: str) -> Iterator[None]:
-    """Turn any error of a runtime into a `CheckpointError` of one line.
+    """Turn any error of a runtime into a `CheckpointError` of one line, and hide its warnings.
 
     Args:
         path: the artefact.
@@ -42,7 +43,9 @@ def one_line_errors(path: Path, runtime: str, action: str) -> Iterator[None]:
         action: what it was to do, such as `open`.
     """
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     except VitkitError:
         raise
     except Exception as error:  # noqa: BLE001 - runtimes raise classes of their own

@@ -26,7 +26,8 @@ COMPILER = "g++"
 
 def write_torch(program: Any, path: Path) -> None:
     """Write an exported program, without a description."""
-    runtime_module("torch.export").save(program, path)
+    with one_line_errors(path, "torch", "write"):
+        runtime_module("torch.export").save(program, path)
 
 
 def write_aoti(program: Any, path: Path) -> None:
@@ -71,7 +72,8 @@ def _copy(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, described: zipfile.Z
     header = described.fp.tell() + LOCAL_HEADER + len(entry.filename.encode())
     padding = -(header + 4) % ALIGNMENT  # 4 bytes are the extra field's own header
     copied.extra = b"FB" + padding.to_bytes(2, "little") + b"Z" * padding
-    with archive.open(entry) as source, described.open(copied, "w", force_zip64=False) as target:
+    copied.file_size = entry.file_size  # decides whether its sizes need 64 bits
+    with archive.open(entry) as source, described.open(copied, "w") as target:
         shutil.copyfileobj(source, target)
 
 
