@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from vitkit.engines.inference_folds import fold_for_inference
 from vitkit.engines.program import EXAMPLE_BATCH, without_warnings
+from vitkit.engines.telemetry import quiet_imports
 from vitkit.errors import CheckpointError
 from vitkit.exporting.preprocessing_graph import PreprocessingGraph
-from vitkit.exporting.runtime_errors import first_line
+from vitkit.exporting.runtime_errors import first_line, one_line_errors
 from vitkit.weights.checkpoint import Checkpoint
 
-PIXELS_INPUT = "pixels"
-"""Name of the input with preprocessing: uint8 (B, H, W, 3)."""
-IMAGES_INPUT = "images"
-"""Name of the input without it: float32 (B, C, h, w)."""
+NAMES = (("images", ["logits"]), ("pixels", ["probabilities", "logits"]))
+"""Name of the input, and of the outputs, without preprocessing and with it."""
 MAX_SIDE = 2**15
 """The longest side of an image that a graph with preprocessing takes, in pixels."""
 EXAMPLE_SIZE = (67, 45)
@@ -101,3 +103,35 @@ def exported_program(
             f"{checkpoint.path or 'this model'}: torch cannot export it "
             f"({type(error).__name__}: {first_line(error)}); report the model"
         ) from error
+
+
+def named_onnx(program: ExportedProgram, opset: int, path: Path) -> Any:
+    """Return the ONNX model of a program, an `onnx.ModelProto`, with named inputs and outputs.
+
+    Args:
+        program: of `exported_program`.
+        opset: version of ONNX's operators.
+        path: of the artefact, for messages.
+
+    Raises:
+        CheckpointError: the exporter fails, or cannot write the opset.
+    """
+    quiet_imports()  # the exporter may import ONNX Runtime
+    input_name, outputs = NAMES[len(program.graph_signature.user_outputs) - 1]
+    with one_line_errors(path, "torch's exporter", f"write as opset {opset}"), torch.no_grad():
+        exported = torch.onnx.export(
+            program,
+            dynamo=True,
+            opset_version=opset,
+            input_names=[input_name],
+            output_names=outputs,
+            verbose=False,
+        )
+    assert exported is not None, "with dynamo=True the exporter returns a program"
+    written = {entry.domain: entry.version for entry in exported.model_proto.opset_import}
+    if written.get("") != opset:
+        raise CheckpointError(
+            f"{path}: the exporter wrote opset {written.get('')} instead of {opset}; leave out "
+            "--opset"
+        )
+    return exported.model_proto
