@@ -6,6 +6,7 @@ import json as json_text
 import sys
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import tyro
@@ -35,13 +36,19 @@ def inspect_command(
     """Identify a weights file: which library wrote it, its model, and how each field is known.
 
     Args:
-        file: weights of any known format, or a folder with them.
+        file: weights of any known format, a folder with them, or an exported model; nothing of an
+            exported model is run.
         model: name of the model, for fields that the file does not state.
         json: print JSON.
         trust_pickle: load .pth, .pt and .bin files, with torch's weights_only=True.
         spec: fields of `ViTSpec` that the file does not state.
     """
     # imported here: --help does not wait for torch
+    from vitkit.exporting.open_artefact import is_artefact
+
+    if is_artefact(file):
+        _print_exported(Path(file), json=json)
+        return
     from vitkit.weights.inspection import inspect as inspect_file
 
     inspection = inspect_file(file, model=model, trust_pickle=trust_pickle, **(spec or {}))
@@ -57,6 +64,18 @@ def inspect_command(
     # the other verbs take a file alone
     then = ("convert", file, "model.safetensors", "--to", "vitkit") if stated else ("summary", file)
     suggest((*then, *stated))
+
+
+def _print_exported(path: Path, *, json: bool) -> None:
+    """Print the description that is inside an exported model."""
+    from vitkit.exporting.open_artefact import read_description
+
+    description = read_description(path)
+    if json:
+        sys.stdout.write(f"{description.to_text()}\n")
+        return
+    lines = "".join(f"{line}\n" for line in description.lines())
+    sys.stdout.write(fold(lines, terminal_width()))
 
 
 def describe(_: Sequence[str] = ()) -> Command:

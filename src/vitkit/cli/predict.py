@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from vitkit.prediction.images import FoundImage
     from vitkit.prediction.labels import RightAnswers
     from vitkit.prediction.predictor import Prediction
-    from vitkit.weights.checkpoint import Checkpoint
 
 CSV_HEADER = ("image", "rank", "label", "probability")
 LABELLED_HEADER = (*CSV_HEADER, "true_label")
@@ -64,6 +63,7 @@ def predict_command(
     overwrite: bool = False,
     strict: bool = False,
     allow_partial: bool = False,
+    trust_code: bool = False,
 ) -> None:
     """Classify images with a checkpoint, most probable class first.
 
@@ -73,7 +73,8 @@ def predict_command(
     is 2 at the end. Of a dataset, the number of right predictions is printed at the end.
 
     Args:
-        checkpoint: a run folder (its best weights), or a checkpoint of any known format.
+        checkpoint: a run folder (its best weights), a checkpoint of any known format, or an
+            exported model (.onnx, .xml, .pt2), which runs on the CPU.
         images: files, folders, quoted patterns ('photos/**/*.png'), http(s) addresses, - (reads
             paths from the standard input), or datasets (list.csv, x.parquet, 'wds:*.tar', mnist).
         top_k: number of classes to show.
@@ -91,6 +92,7 @@ def predict_command(
         strict: stop at the first image that is missing or cannot be used, and write no CSV.
         allow_partial: accept weights with unknown or missing tensors: leave out the unknown ones,
             initialise the missing ones at random, and list both.
+        trust_code: open an exported model of torch (.pt2), which can run code that is in it.
     """
     refuse_images_first("predict", checkpoint, "IMAGES")
     outputs = _Outputs(csv, save_images, as_json=json, overwrite=overwrite)
@@ -101,12 +103,20 @@ def predict_command(
     outputs.check(found, named)
     # imported here: --help and wrong paths do not wait for torch
     with uncollected_imports():
+        from vitkit.exporting.open_artefact import is_artefact
+        from vitkit.prediction.labels import match_labels, match_names
         from vitkit.prediction.predictor import Predictor
         from vitkit.weights.load import load
-    loaded = load(checkpoint, strict=not allow_partial)
-    predictor = Predictor.from_checkpoint(loaded, device=device, batch_size=batch_size)
+    if is_artefact(checkpoint):
+        predictor = Predictor(checkpoint, batch_size=batch_size, trust_code=trust_code)
+        labels = match_names(predictor.classes, predictor.classes, found.classes)
+    else:
+        loaded = load(checkpoint, strict=not allow_partial)
+        predictor = Predictor.from_checkpoint(loaded, device=device, batch_size=batch_size)
+        labels = match_labels(loaded, found.classes)
     usable = StreamedImages(found, strict=strict, outputs={"--csv": outputs.table})
-    outputs.write(usable.with_outputs(predictor.stream(usable, top_k)), loaded, found)
+    predictions = usable.with_outputs(predictor.stream(usable, top_k))
+    outputs.write(predictions, predictor.classes, labels, found)
     outputs.print_next([checkpoint, *images], flags(split=split, data_root=data_root))
     usable.refuse_broken()
 
@@ -227,15 +237,23 @@ class _Outputs:
     def write(
         self,
         predictions: Iterable[tuple[FoundImage, Prediction]],
-        checkpoint: Checkpoint,
+        classes: tuple[str, ...],
+        labels: dict[str, str],
         images: ImageList,
     ) -> None:
-        """Write predictions as they come; then print, on stderr, what was right and written."""
-        from vitkit.prediction.labels import RightAnswers, match_labels
+        """Write predictions as they come; then print, on stderr, what was right and written.
 
-        answers = RightAnswers(match_labels(checkpoint, images.classes))
+        Args:
+            predictions: of the images that can be used.
+            classes: of the model; empty means numbers.
+            labels: class of the dataset -> label of a prediction.
+            images: the images.
+        """
+        from vitkit.prediction.labels import RightAnswers
+
+        answers = RightAnswers(labels)
         count = 0
-        with self._writers(answers, checkpoint, images) as writers:
+        with self._writers(answers, classes, images) as writers:
             for image, prediction in predictions:
                 count += 1
                 answers.add(image, prediction.label)
@@ -255,7 +273,7 @@ class _Outputs:
 
     @contextmanager
     def _writers(
-        self, answers: RightAnswers, checkpoint: Checkpoint, images: ImageList
+        self, answers: RightAnswers, classes: tuple[str, ...], images: ImageList
     ) -> Iterator[list[Write]]:
         # files are written to their end, whether or not what is printed is read
         goes_on = self.table is not None or self._folder is not None
@@ -266,7 +284,7 @@ class _Outputs:
             if self._as_json:
                 writers.append(stack.enter_context(print_json(goes_on=goes_on)))
             if not writers:
-                table = print_table(images, checkpoint.classes, goes_on=goes_on)
+                table = print_table(images, classes, goes_on=goes_on)
                 writers.append(stack.enter_context(table))
             if self._drawings is not None:
                 writers.append(partial(self._drawings.save, answers))

@@ -34,9 +34,7 @@ TOKENS_RANK = 3
 """Axes of tokens (B, T, D); the head's input has two."""
 
 
-def quantise(
-    model: Any, images: Iterable[Any], *, layers: int | None = None
-) -> Any:
+def quantise(model: Any, images: Iterable[Any], *, layers: int | None = None) -> Any:
     """Return a quantised OpenVINO model.
 
     Args:

@@ -12,9 +12,7 @@ MAX_HEADER = 1_000_000
 """Bytes of a message's header; a longer one is not ours."""
 
 
-def send(
-    stream: BinaryIO, values: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()
-) -> None:
+def send(stream: BinaryIO, values: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()) -> None:
     """Write a message: a line of JSON, then the numbers of the arrays.
 
     Args:

@@ -14,6 +14,7 @@ from typing import Any
 
 from vitkit.errors import CheckpointError, SpecError
 from vitkit.io.strict_json import parse_json
+from vitkit.messages import escape
 from vitkit.spec import Preprocess
 
 ARTEFACT_KEY = "vitkit"
@@ -25,6 +26,7 @@ ENDINGS = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2", "aoti": ".pt2"}
 MAX_DESCRIPTION_BYTES = 8_000_000
 """Size of a description; 20,000 class names have some 400,000."""
 FORMATS = tuple(ENDINGS)
+CLASSES_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,26 @@ class ArtefactDescription:
             "classes": list(self.classes),
         }
         return json.dumps(document, allow_nan=False)
+
+    def lines(self) -> list[str]:
+        """Return lines that describe the exported model for a person."""
+        size = " x ".join(map(str, self.preprocess.image_size))
+        inputs = f"(B, {self.preprocess.channels}, {size}) float32, normalised"
+        if self.with_preprocessing:
+            inputs = "(B, H, W, 3) uint8 RGB of any size; resizes and normalises them itself"
+        precision = f"{self.precision}, linear layers of the blocks in int8"
+        lines = [
+            f"format: {self.format}, exported by vitkit {self.versions.get('vitkit', '')}",
+            f"source: {self.source.get('name', 'a model in memory')}",
+            f"precision: {precision if self.int8 else self.precision}",
+            f"input: {inputs}",
+            f"classes: {self.num_classes:,}{_few(self.classes)}",
+            f"temperature: {self.temperature:g}",
+        ]
+        if "agreement" in self.figures:
+            agreement, images = self.figures["agreement"], self.figures["images"]
+            lines.append(f"same class as torch: {agreement:.2%} of {images:,} images")
+        return lines
 
     @classmethod
     def from_text(cls, text: str | None, path: Path) -> ArtefactDescription:
@@ -150,6 +172,14 @@ def _check_values(document: dict[str, Any], path: Path) -> None:
         raise _damaged(path, "classes are not texts")
     if classes and len(classes) != document["num_classes"]:
         raise _damaged(path, f"{len(classes)} class names for {document['num_classes']} logits")
+
+
+def _few(classes: tuple[str, ...]) -> str:
+    """Return the first class names in brackets."""
+    if not classes:
+        return ""
+    more = ", ..." if len(classes) > CLASSES_SHOWN else ""
+    return f" ({', '.join(map(escape, classes[:CLASSES_SHOWN]))}{more})"
 
 
 def _damaged(path: Path, reason: str) -> CheckpointError:

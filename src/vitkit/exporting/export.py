@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from vitkit.devices import on_device
 from vitkit.errors import CheckpointError, OutputError, SettingError
 from vitkit.exporting.description import ArtefactDescription
 from vitkit.exporting.fresh_process import FreshProcess
 from vitkit.exporting.gate import (
     GateBounds,
     compare_outputs,
+    model_inputs,
     paired_logits,
     refuse_fake_int8,
     refuse_worse,
@@ -114,6 +116,9 @@ def export(
             f"{checkpoint.path or 'this model'} has no head and predicts no classes; train one with "
             "vitkit train --pretrained"
         )
+    # the reference is computed where the result runs
+    cpu = torch.device("cpu")
+    checkpoint = replace(checkpoint, model=on_device(checkpoint.model, cpu))
     images = open_gate_images(checkpoint, data, split, data_root)
     calibration: list[np.ndarray] = []
     if calibrate is not None:
@@ -217,8 +222,6 @@ class _Job:
 
     def _first_batch(self) -> np.ndarray:
         """Return the first image, as the artefact takes it."""
-        from vitkit.exporting.gate import model_inputs
-
         image = self.images.read(0)
         if self.choice.with_preprocessing:
             return image[None]

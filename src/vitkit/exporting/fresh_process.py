@@ -115,9 +115,7 @@ class FreshProcess:
                 pass
         self._messages.close()
 
-    def _exchange(
-        self, images: np.ndarray, times: int
-    ) -> tuple[dict[str, Any], list[np.ndarray]]:
+    def _exchange(self, images: np.ndarray, times: int) -> tuple[dict[str, Any], list[np.ndarray]]:
         return self._answer((images,), times)
 
     def _answer(

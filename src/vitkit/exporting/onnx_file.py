@@ -52,9 +52,7 @@ def write_onnx(proto: Any, path: Path, description: str) -> None:
     onnx = runtime_module("onnx")
     _describe(proto, description)
     large = proto.ByteSize() >= MAX_PROTOBUF
-    onnx.save_model(
-        proto, str(path), save_as_external_data=large, location=path.name + DATA_ENDING
-    )
+    onnx.save_model(proto, str(path), save_as_external_data=large, location=path.name + DATA_ENDING)
 
 
 def describe_onnx(path: Path, description: str) -> None:
@@ -179,9 +177,7 @@ def open_onnx(path: Path, threads: int | None = None) -> Session:
     if threads is not None:
         options.intra_op_num_threads = threads
     with one_line_errors(path, "onnxruntime", "open"):
-        session = runtime.InferenceSession(
-            str(path), options, providers=["CPUExecutionProvider"]
-        )
+        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
 
     def run(images: np.ndarray) -> list[np.ndarray]:

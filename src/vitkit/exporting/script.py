@@ -8,16 +8,16 @@ from pathlib import Path
 
 from vitkit.exporting.description import ArtefactDescription
 
-OPEN_ONNX = '''import onnxruntime
+OPEN_ONNX = """import onnxruntime
 session = onnxruntime.InferenceSession("{path}", providers=["CPUExecutionProvider"])
 facts = json.loads(session.get_modelmeta().custom_metadata_map["vitkit"])
 name = session.get_inputs()[0].name
-run = lambda batch: session.run(None, {{name: batch}})'''
-OPEN_OPENVINO = '''import openvino
+run = lambda batch: session.run(None, {{name: batch}})"""
+OPEN_OPENVINO = """import openvino
 model = openvino.Core().compile_model("{path}", "CPU", {{"INFERENCE_PRECISION_HINT": "{hint}"}})
 facts = json.loads(openvino.Core().read_model("{path}").get_rt_info(["vitkit"]).astype(str))
-run = lambda batch: [model(batch)[i] for i in range(len(model.outputs))]'''
-OPEN_PT2 = '''import zipfile, torch
+run = lambda batch: [model(batch)[i] for i in range(len(model.outputs))]"""
+OPEN_PT2 = """import zipfile, torch
 archive = zipfile.ZipFile("{path}")
 entry = next(name for name in archive.namelist() if name.endswith("extra/vitkit.json"))
 facts = json.loads(archive.read(entry))
@@ -26,14 +26,14 @@ def run(batch):
     with torch.inference_mode():
         outputs = model(torch.from_numpy(batch))
     outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
-    return [output.numpy() for output in outputs]'''
+    return [output.numpy() for output in outputs]"""
 LOAD = {
     "torch": 'torch.export.load("{path}").module()',
     "aoti": 'torch._inductor.aoti_load_package("{path}")',
 }
-PIXELS = '''def probabilities(image):
-    return run(np.asarray(image.convert("RGB"))[None])[0][0]'''
-IMAGES = '''def probabilities(image):
+PIXELS = """def probabilities(image):
+    return run(np.asarray(image.convert("RGB"))[None])[0][0]"""
+IMAGES = """def probabilities(image):
     image = image.convert("RGB"){grey}
     width, height = image.size
 {scaled}
@@ -45,8 +45,8 @@ IMAGES = '''def probabilities(image):
     pixels = (pixels - np.float32(p["mean"])) / np.float32(p["std"])
     logits = run(np.ascontiguousarray(pixels.transpose(2, 0, 1)[None]))[-1][0]
     powers = np.exp((logits - logits.max()) / facts["temperature"])
-    return powers / powers.sum()'''
-SCRIPT = '''import json, sys
+    return powers / powers.sum()"""
+SCRIPT = """import json, sys
 import numpy as np
 from PIL import Image, ImageOps
 {opened}
@@ -57,7 +57,7 @@ for path in sys.argv[1:]:
     found = probabilities(ImageOps.exif_transpose(Image.open(path)))
     best = int(found.argmax())
     print(path, facts["classes"][best] if facts["classes"] else best, f"{{found[best]:.4f}}")
-'''
+"""
 
 
 def script_without_vitkit(description: ArtefactDescription, path: Path) -> str:
