@@ -44,7 +44,7 @@ def inspect_command(
         spec: fields of `ViTSpec` that the file does not state.
     """
     # imported here: --help does not wait for torch
-    from vitkit.exporting.open_artefact import is_artefact
+    from vitkit.exporting.files.open_artefact import is_artefact
 
     if is_artefact(file):
         _print_exported(Path(file), json=json)
@@ -68,7 +68,7 @@ def inspect_command(
 
 def _print_exported(path: Path, *, json: bool) -> None:
     """Print the description that is inside an exported model."""
-    from vitkit.exporting.open_artefact import read_description
+    from vitkit.exporting.files.open_artefact import read_description
 
     description = read_description(path)
     if json:

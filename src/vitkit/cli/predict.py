@@ -103,7 +103,7 @@ def predict_command(
     outputs.check(found, named)
     # imported here: --help and wrong paths do not wait for torch
     with uncollected_imports():
-        from vitkit.exporting.open_artefact import is_artefact
+        from vitkit.exporting.files.open_artefact import is_artefact
         from vitkit.prediction.labels import match_labels, match_names
         from vitkit.prediction.predictor import Predictor
         from vitkit.weights.load import load

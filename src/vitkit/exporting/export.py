@@ -17,9 +17,8 @@ import torch
 
 from vitkit.devices import on_device
 from vitkit.errors import CheckpointError, OutputError, SettingError
-from vitkit.exporting.description import ArtefactDescription
-from vitkit.exporting.fresh_process import FreshProcess
-from vitkit.exporting.gate import (
+from vitkit.exporting.files.description import ArtefactDescription
+from vitkit.exporting.gate.checks import (
     GateBounds,
     compare_outputs,
     model_inputs,
@@ -27,8 +26,9 @@ from vitkit.exporting.gate import (
     refuse_fake_int8,
     refuse_worse,
 )
-from vitkit.exporting.gate_images import GateImages, open_calibration, open_gate_images
-from vitkit.exporting.latency import measure_latency, refuse_slower
+from vitkit.exporting.gate.fresh_process import FreshProcess
+from vitkit.exporting.gate.gate_images import GateImages, open_calibration, open_gate_images
+from vitkit.exporting.gate.latency import measure_latency, refuse_slower
 from vitkit.exporting.report import ExportReport
 from vitkit.exporting.write_artefact import (
     ExportChoice,
@@ -113,8 +113,8 @@ def export(
     checkpoint = as_checkpoint(checkpoint)
     if checkpoint.model.spec.num_classes == 0:
         raise CheckpointError(
-            f"{checkpoint.path or 'this model'} has no head and predicts no classes; train one with "
-            "vitkit train --pretrained"
+            f"{checkpoint.path or 'this model'} has no head and predicts no classes; "
+            "vitkit train --pretrained trains one"
         )
     # the reference is computed where the result runs
     cpu = torch.device("cpu")

@@ -13,8 +13,8 @@ from vitkit.engines.inference_folds import fold_for_inference
 from vitkit.engines.program import EXAMPLE_BATCH, without_warnings
 from vitkit.engines.telemetry import quiet_imports
 from vitkit.errors import CheckpointError
+from vitkit.exporting.files.runtime_errors import first_line, one_line_errors
 from vitkit.exporting.preprocessing_graph import PreprocessingGraph
-from vitkit.exporting.runtime_errors import first_line, one_line_errors
 from vitkit.weights.checkpoint import Checkpoint
 
 NAMES = (("images", ["logits"]), ("pixels", ["probabilities", "logits"]))

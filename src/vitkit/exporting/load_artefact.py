@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 
@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitkit.exporting.description import ArtefactDescription
-from vitkit.exporting.open_artefact import open_artefact
+from vitkit.exporting.files.description import ArtefactDescription
+from vitkit.exporting.files.open_artefact import open_artefact
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,11 @@ class ArtefactForward:
     """
 
     description: ArtefactDescription
-    run: object
+    run: Callable[[np.ndarray], np.ndarray]
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return the logits (B, K) of images (B, C, h, w) float32, or of pixels (B, H, W, 3)."""
         array = np.ascontiguousarray(images.cpu().numpy())
-        assert callable(self.run), "the session's method"
         return torch.from_numpy(self.run(array))
 
 

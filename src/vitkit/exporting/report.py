@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitkit.exporting.description import ArtefactDescription
+from vitkit.exporting.files.description import ArtefactDescription
 from vitkit.exporting.script import script_without_vitkit
 from vitkit.messages import plural
 

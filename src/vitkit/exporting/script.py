@@ -6,7 +6,7 @@ import json
 import math
 from pathlib import Path
 
-from vitkit.exporting.description import ArtefactDescription
+from vitkit.exporting.files.description import ArtefactDescription
 
 OPEN_ONNX = """import onnxruntime
 session = onnxruntime.InferenceSession("{path}", providers=["CPUExecutionProvider"])

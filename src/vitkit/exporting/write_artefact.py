@@ -15,22 +15,22 @@ from torch.export import ExportedProgram
 from vitkit.engines.onnxruntime import OPSET
 from vitkit.engines.quantise import quantise
 from vitkit.errors import SettingError
-from vitkit.exporting.description import ENDINGS, FORMATS, ArtefactDescription
-from vitkit.exporting.gate import model_inputs
-from vitkit.exporting.graph import exported_program, named_onnx
-from vitkit.exporting.onnx_file import check_opset, describe_onnx, write_onnx
-from vitkit.exporting.openvino_file import (
+from vitkit.exporting.files.description import ENDINGS, FORMATS, ArtefactDescription
+from vitkit.exporting.files.onnx_file import check_opset, describe_onnx, write_onnx
+from vitkit.exporting.files.openvino_file import (
     describe_openvino,
     refuse_no_instructions,
     write_openvino,
 )
-from vitkit.exporting.runtime_errors import one_line_errors, runtime_module
-from vitkit.exporting.torch_file import (
+from vitkit.exporting.files.runtime_errors import one_line_errors, runtime_module
+from vitkit.exporting.files.torch_file import (
     describe_torch,
     refuse_no_compiler,
     write_aoti,
     write_torch,
 )
+from vitkit.exporting.gate.checks import model_inputs
+from vitkit.exporting.graph import exported_program, named_onnx
 from vitkit.messages import did_you_mean
 from vitkit.weights.checkpoint import Checkpoint
 

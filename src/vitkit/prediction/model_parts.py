@@ -14,8 +14,8 @@ from torch import Tensor
 
 from vitkit.data.images.preprocess import fit, normalise
 from vitkit.errors import SettingError, check_type
+from vitkit.exporting.files.open_artefact import is_artefact
 from vitkit.exporting.load_artefact import load_forward, pixel_batches
-from vitkit.exporting.open_artefact import is_artefact
 from vitkit.spec import Preprocess
 
 

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
+from torch import Tensor
 
 from vitkit.data.images.preprocess import fit, normalise
 from vitkit.errors import CheckpointError
 from vitkit.evaluation.evaluation_loop import evaluate_outputs
 from vitkit.evaluation.finite_outputs import finite_rows, refuse_not_finite
-from vitkit.exporting.description import ArtefactDescription
-from vitkit.exporting.fresh_process import FreshProcess
-from vitkit.exporting.gate_images import GateImages
+from vitkit.exporting.files.description import ArtefactDescription
+from vitkit.exporting.gate.fresh_process import FreshProcess
+from vitkit.exporting.gate.gate_images import GateImages
 from vitkit.messages import plural
 from vitkit.weights.checkpoint import Checkpoint
 
@@ -71,8 +72,8 @@ class ClassPair:
 class LogitPairs:
     """Logits of the same images by torch and by the exported model, each (N, K) float32."""
 
-    torch: torch.Tensor
-    exported: torch.Tensor
+    torch: Tensor
+    exported: Tensor
 
     @property
     def relative_error(self) -> float:
@@ -82,7 +83,7 @@ class LogitPairs:
         return _root_mean_square(self.exported - self.torch) / scale
 
 
-def _root_mean_square(values: torch.Tensor) -> float:
+def _root_mean_square(values: Tensor) -> float:
     return float(values.double().square().mean().sqrt())
 
 
@@ -118,16 +119,16 @@ def paired_logits(
     return LogitPairs(torch.cat(by_torch), torch.from_numpy(np.concatenate(exported)))
 
 
-def model_inputs(raw: list[np.ndarray], checkpoint: Checkpoint) -> torch.Tensor:
+def model_inputs(raw: list[np.ndarray], checkpoint: Checkpoint) -> Tensor:
     """Return decoded images as the model's input, (B, C, h, w)."""
     pixels = np.stack([fit(image, checkpoint.preprocess) for image in raw])
     return normalise(torch.from_numpy(pixels), checkpoint.preprocess)
 
 
-def torch_logits(checkpoint: Checkpoint, inputs: torch.Tensor) -> torch.Tensor:
+def torch_logits(checkpoint: Checkpoint, inputs: Tensor) -> Tensor:
     """Return the model's logits (B, K) float32."""
     with torch.inference_mode():
-        logits: torch.Tensor = checkpoint.model(inputs).float()
+        logits: Tensor = checkpoint.model(inputs).float()
     return logits
 
 

@@ -9,11 +9,11 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from vitkit.errors import CheckpointError, DeviceError
-from vitkit.exporting.description import ARTEFACT_KEY
 from vitkit.engines.quantise import count_int8_layers
-from vitkit.exporting.runtime_errors import first_line, one_line_errors, runtime_module
-from vitkit.exporting.session import Session
+from vitkit.errors import CheckpointError, DeviceError
+from vitkit.exporting.files.description import ARTEFACT_KEY
+from vitkit.exporting.files.runtime_errors import first_line, one_line_errors, runtime_module
+from vitkit.exporting.files.session import Session
 
 MAX_XML = 200_000_000
 """Bytes of a graph without its weights; those of the largest models have some 10 MB."""

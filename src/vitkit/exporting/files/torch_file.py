@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from vitkit.errors import CheckpointError, MissingExtraError
-from vitkit.exporting.runtime_errors import first_line, one_line_errors, runtime_module
-from vitkit.exporting.session import Session
+from vitkit.exporting.files.runtime_errors import first_line, one_line_errors, runtime_module
+from vitkit.exporting.files.session import Session
 from vitkit.weights.files.zip_checks import READ_ERRORS, checked_entries
 
 ENTRY = "extra/vitkit.json"

@@ -48,7 +48,7 @@ def one_line_errors(path: Path, runtime: str, action: str) -> Iterator[None]:
             yield
     except VitkitError:
         raise
-    except Exception as error:  # noqa: BLE001 - runtimes raise classes of their own
+    except Exception as error:  # runtimes raise classes of their own
         raise CheckpointError(f"{path}: {runtime} cannot {action} it: {first_line(error)}") from (
             error
         )

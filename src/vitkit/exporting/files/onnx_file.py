@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from vitkit.errors import CheckpointError, SettingError
-from vitkit.exporting.description import ARTEFACT_KEY
-from vitkit.exporting.runtime_errors import first_line, one_line_errors, runtime_module
-from vitkit.exporting.session import Session
+from vitkit.exporting.files.description import ARTEFACT_KEY
+from vitkit.exporting.files.runtime_errors import first_line, one_line_errors, runtime_module
+from vitkit.exporting.files.session import Session
 
 OLDEST_OPSET = 18
 """The exporter writes this opset first; older ones lack operators of the models."""

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from vitkit.errors import CheckpointError
-from vitkit.exporting.description import ArtefactDescription
-from vitkit.exporting.fresh_process import FreshProcess
-from vitkit.exporting.gate import GateBounds, model_inputs, torch_logits
+from vitkit.exporting.files.description import ArtefactDescription
+from vitkit.exporting.gate.checks import GateBounds, model_inputs, torch_logits
+from vitkit.exporting.gate.fresh_process import FreshProcess
 from vitkit.weights.checkpoint import Checkpoint
 
 ROUNDS = 7

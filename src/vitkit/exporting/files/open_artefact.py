@@ -7,11 +7,11 @@ from os import PathLike, fspath
 from pathlib import Path
 
 from vitkit.errors import CheckpointError
-from vitkit.exporting.description import ENDINGS, ArtefactDescription
-from vitkit.exporting.onnx_file import open_onnx, read_onnx_description
-from vitkit.exporting.openvino_file import open_openvino, read_openvino_description
-from vitkit.exporting.session import Session
-from vitkit.exporting.torch_file import open_torch, read_torch_description, refuse_untrusted
+from vitkit.exporting.files.description import ENDINGS, ArtefactDescription
+from vitkit.exporting.files.onnx_file import open_onnx, read_onnx_description
+from vitkit.exporting.files.openvino_file import open_openvino, read_openvino_description
+from vitkit.exporting.files.session import Session
+from vitkit.exporting.files.torch_file import open_torch, read_torch_description, refuse_untrusted
 
 
 @dataclass(frozen=True)

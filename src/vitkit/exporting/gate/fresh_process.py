@@ -9,20 +9,21 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 from jaxtyping import Float
 
 from vitkit.errors import CheckpointError
-from vitkit.exporting.array_pipe import receive, send
+from vitkit.exporting.gate.array_pipe import receive, send
 from vitkit.process import SPINCOUNT
 
 SECONDS = 300.0
 """Time that opening, or one batch, may take; the largest models take some 30 s a batch."""
-CHILD = "vitkit.exporting.gate_child"
+CHILD = "vitkit.exporting.gate.gate_child"
 
 
 class FreshProcess:
@@ -52,9 +53,9 @@ class FreshProcess:
     ) -> None:
         self._path = path
         self._seconds = seconds
-        self._messages = tempfile.TemporaryFile()
+        self._messages = tempfile.TemporaryFile()  # noqa: SIM115 - until the process ends
         # the child finds the same vitkit, wherever this one was imported from
-        root = str(Path(__file__).parents[2])
+        root = str(Path(__file__).parents[3])
         known = os.environ.get("PYTHONPATH")
         variables = {
             "GOMP_SPINCOUNT": SPINCOUNT,
@@ -109,10 +110,8 @@ class FreshProcess:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None, "both are pipes"
-            try:
+            with suppress(OSError):  # what it had not read yet
                 stream.close()
-            except OSError:  # what it had not read yet
-                pass
         self._messages.close()
 
     def _exchange(self, images: np.ndarray, times: int) -> tuple[dict[str, Any], list[np.ndarray]]:
@@ -122,7 +121,10 @@ class FreshProcess:
         self, arrays: Sequence[np.ndarray] = (), times: int = 0
     ) -> tuple[dict[str, Any], list[np.ndarray]]:
         """Send a batch, if any, and wait for the answer, for a limited time."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+        requests, answers = (
+            cast(BinaryIO, self._process.stdin),
+            cast(BinaryIO, self._process.stdout),
+        )
         timed_out = threading.Event()
 
         def stop() -> None:
@@ -133,8 +135,8 @@ class FreshProcess:
         timer.start()
         try:
             if times:
-                send(self._process.stdin, {"times": times}, arrays)
-            values, outputs = receive(self._process.stdout)
+                send(requests, {"times": times}, arrays)
+            values, outputs = receive(answers)
         except (EOFError, OSError, ValueError):
             self._process.kill()
             if timed_out.is_set():

@@ -1,4 +1,4 @@
-"""The fresh process that runs an exported model: `python -m vitkit.exporting.gate_child PATH`.
+"""The fresh process that runs an exported model: `python -m vitkit.exporting.gate.gate_child PATH`.
 
 It has no network, sees nothing but the artefact, and answers messages on its standard input.
 """
@@ -12,8 +12,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from vitkit.exporting.array_pipe import receive, send
-from vitkit.exporting.no_network import cut_off_network
+from vitkit.exporting.gate.array_pipe import receive, send
+from vitkit.exporting.gate.no_network import cut_off_network
 
 
 def main(arguments: list[str]) -> None:
@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> None:
     network = cut_off_network()
     # imported after that, as libraries start threads
     from vitkit.errors import VitkitError
-    from vitkit.exporting.open_artefact import open_artefact
+    from vitkit.exporting.files.open_artefact import open_artefact
 
     path, threads = arguments
     try:
