@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tyro
 from tyro.conf import Positional
 
-from vitkit.cli.images import (
+from vitkit.cli.parsing.engine_flags import (
+    EngineChoice,
+    EngineFlags,
+    PrecisionChoice,
+    open_checkpoint,
+)
+from vitkit.cli.parsing.fields import as_flags
+from vitkit.cli.parsing.images import (
     StreamedImages,
     files_of_checkpoint,
     find_arguments,
     refuse_images_first,
 )
-from vitkit.cli.parsing.fields import as_flags
 from vitkit.io.results import check_outputs
 from vitkit.messages import escape, plural
 from vitkit.prediction.features_file import FEATURES_FILE, write_features
-from vitkit.process import uncollected_imports
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vitkit.prediction.images import FoundImage
 
 EXAMPLES = (
     "vitkit embed runs/photos-vit-1 photos --out features.npz  # all images of a folder",
@@ -35,6 +47,10 @@ def embed_command(
     out: str,
     device: str = "auto",
     batch_size: int = 64,
+    engine: EngineChoice = "auto",
+    precision: PrecisionChoice = "float32",
+    calibrate: str | None = None,
+    merge: int = 0,
     split: str | None = None,
     data_root: str | None = None,
     overwrite: bool = False,
@@ -53,6 +69,10 @@ def embed_command(
         out: the .npz file to write.
         device: cpu, cuda, mps or auto.
         batch_size: images per batch.
+        engine: auto, torch, compile, openvino or onnxruntime; auto: the fastest here, by trials.
+        precision: float32, bfloat16 or int8; auto: the fastest with the same predictions.
+        calibrate: DATA for int8, such as the training data; its test split is not used.
+        merge: patch tokens that each block merges, for speed; 0 is none.
         split: train, val or test: only this split of datasets and of folders with class folders.
         data_root: folder of the named datasets, or the folder that the paths of a CSV begin at.
         overwrite: replace any existing file that is not an input; default: only earlier features.
@@ -66,24 +86,27 @@ def embed_command(
     found = find_arguments(images, split=split, data_root=data_root, strict=strict)
     inputs = chain(named, found.files())
     check_outputs([path], FEATURES_FILE, inputs=inputs, overwrite=overwrite, flag="--out")
-    # imported here: --help and wrong paths do not wait for torch
-    with uncollected_imports():
-        from vitkit.prediction.features import feature_predictor
-        from vitkit.weights.load import load
+    choice = EngineFlags(engine, precision, merge, calibrate, data_root)
+    loaded, options = open_checkpoint(checkpoint, choice, found.total)
+    from vitkit.prediction.features import feature_predictor
 
-    loaded = load(checkpoint)
-    predictor = feature_predictor(loaded, device=device, batch_size=batch_size)
+    predictor = feature_predictor(loaded, device=device, batch_size=batch_size, options=options)
     usable = StreamedImages(found, strict=strict, outputs={"--out": path})
     features = usable.with_outputs(predictor.outputs(usable))
-    count, width = write_features(path, features, has_labels=bool(found.classes))
-    size = f"{plural(count, 'image')} x {plural(width, 'feature')}"
-    sys.stdout.write(f"wrote {escape(out)}: {size}\n")
-    if sys.stderr.isatty():
-        sys.stderr.write(f"next: numpy.load({out!r})['features'] in Python\n")
+    _write(path, features, bool(found.classes))
     usable.refuse_broken()
+
+
+def _write(path: Path, features: Iterable[tuple[FoundImage, Tensor]], has_labels: bool) -> None:
+    """Write features as they come, and print their number."""
+    count, width = write_features(path, features, has_labels=has_labels)
+    size = f"{plural(count, 'image')} x {plural(width, 'feature')}"
+    sys.stdout.write(f"wrote {escape(path)}: {size}\n")
+    if sys.stderr.isatty():
+        sys.stderr.write(f"next: numpy.load({str(path)!r})['features'] in Python\n")
 
 
 def run(arguments: list[str]) -> None:
     """Parse the arguments and embed."""
-    with as_flags("batch_size", "split"):
+    with as_flags("batch_size", "split", "merge"):
         tyro.cli(embed_command, args=arguments, prog="vitkit embed")

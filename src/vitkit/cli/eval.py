@@ -16,8 +16,9 @@ import numpy as np
 import tyro
 from tyro.conf import Positional
 
-from vitkit.cli.images import files_of_checkpoint, files_of_data, refuse_images_first
+from vitkit.cli.parsing.engine_flags import EngineChoice, EngineFlags, PrecisionChoice
 from vitkit.cli.parsing.fields import as_flags
+from vitkit.cli.parsing.images import files_of_checkpoint, files_of_data, refuse_images_first
 from vitkit.cli.printing.columns import align, fold, terminal_width
 from vitkit.cli.printing.next_steps import flags, print_results, suggest
 from vitkit.errors import SettingError
@@ -71,6 +72,10 @@ def eval_command(
     batch_size: int = 256,
     workers: int = 0,
     relabel: Path | None = None,
+    engine: EngineChoice = "torch",
+    precision: PrecisionChoice = "float32",
+    calibrate: str | None = None,
+    merge: int = 0,
     json: bool = False,
     confusion: Path | None = None,
     predictions: Path | None = None,
@@ -86,22 +91,21 @@ def eval_command(
         cache: folder for decoded images, as for train; `auto`: the user's cache folder.
         device: cpu, cuda, mps or auto.
         batch_size: images per batch.
-        workers: number of loader processes.
+        workers: loader processes.
         relabel: a CSV file of corrected labels, as for train; the images stay as they are.
+        engine: auto, torch, compile, openvino or onnxruntime; auto: the fastest here, by trials.
+        precision: float32, bfloat16 or int8; auto: the fastest with the same predictions.
+        calibrate: DATA for int8, such as the training data; its test split is not used.
+        merge: patch tokens that each block merges, for speed; 0 is none.
         json: print JSON, with every class, the confusion matrix and the 50 highest losses.
         confusion: .png, .svg or .csv file for the confusion matrix; rows are true classes.
         predictions: write a row for each image to this .csv file; loss_rank 1 has the highest loss.
         overwrite: let both replace any file that is not an input; default: only earlier results.
     """
-    # imported here: --help does not wait for torch
-    from vitkit.evaluation.evaluate import evaluate
+    from vitkit.evaluation.evaluate import evaluate  # here: --help does not wait for torch
 
     refuse_images_first("eval", checkpoint, "DATA")
-    # before the evaluation, which may take minutes
-    for flag, path, kind in _outputs(confusion, predictions):
-        data_files = files_of_data(data, path, kind, data_root=data_root)
-        inputs = chain(files_of_checkpoint(checkpoint), filter(None, [relabel]), data_files)
-        check_outputs([path], kind, inputs=inputs, overwrite=overwrite, flag=flag)
+    _check_files(checkpoint, data, data_root, relabel, overwrite, confusion, predictions)
     evaluation = evaluate(
         checkpoint,
         data,
@@ -112,19 +116,51 @@ def eval_command(
         batch_size=batch_size,
         workers=workers,
         relabel=relabel,
+        engine=EngineFlags(engine, precision, merge, calibrate, data_root).options(),
     )
-    sys.stdout.write(_json(evaluation) if json else _table(evaluation))
-    written = _write_files(evaluation, confusion, predictions, data)
+    written = _print_and_write(evaluation, json, confusion, predictions, data)
     if not json:
-        given = flags(split=split, data_root=data_root, relabel=relabel)
-        _print_end(written, predictions, checkpoint, data, *given)
+        _print_end(written, predictions, checkpoint, data, split, data_root, relabel)
 
 
-def _print_end(written: Iterable[str], predictions: Path | None, *words: str) -> None:
+def _print_and_write(
+    evaluation: Evaluation, json: bool, confusion: Path | None, predictions: Path | None, data: str
+) -> list[str]:
+    """Print the scores, write the files, and return their names."""
+    sys.stdout.write(_json(evaluation) if json else _table(evaluation))
+    return _write_files(evaluation, confusion, predictions, data)
+
+
+def _check_files(
+    checkpoint: str,
+    data: str,
+    data_root: str | None,
+    relabel: Path | None,
+    overwrite: bool,
+    confusion: Path | None,
+    predictions: Path | None,
+) -> None:
+    """Raise `OutputError` if a file must not be written, before minutes of evaluation."""
+    for flag, path, kind in _outputs(confusion, predictions):
+        data_files = files_of_data(data, path, kind, data_root=data_root)
+        inputs = chain(files_of_checkpoint(checkpoint), filter(None, [relabel]), data_files)
+        check_outputs([path], kind, inputs=inputs, overwrite=overwrite, flag=flag)
+
+
+def _print_end(
+    written: Iterable[str],
+    predictions: Path | None,
+    checkpoint: str,
+    data: str,
+    split: str | None,
+    data_root: str | None,
+    relabel: Path | None,
+) -> None:
     """Print which files were written, and the command that writes the predictions, if none did."""
     print_results(*written)
     if predictions is None:
-        suggest(("eval", *words, "--predictions", "predictions.csv"))
+        given = flags(split=split, data_root=data_root, relabel=relabel)
+        suggest(("eval", checkpoint, data, *given, "--predictions", "predictions.csv"))
 
 
 def run(arguments: list[str]) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json as json_text
 import sys
-from typing import Literal
+from typing import Any, Literal
 
 import tyro
 from tyro.conf import Positional
 
-from vitkit.cli.images import refuse_images_first
 from vitkit.cli.parsing.fields import as_flags
+from vitkit.cli.parsing.images import refuse_images_first
 from vitkit.cli.printing.columns import fold, terminal_width
 from vitkit.cli.printing.next_steps import print_results
 
@@ -47,10 +47,9 @@ def export_command(
 ) -> None:
     """Write a checkpoint for another runtime; keep the result only if it is as good as torch.
 
-    The written file is run in a fresh process without network: its logits are compared with
-    torch's, its accuracy on your images with that of vitkit eval, its latency with torch's. A
-    result that is worse or slower than the bounds is refused, and nothing is left behind. A script
-    that runs it without vitkit is printed.
+    The file is run in a fresh process without network: its logits are compared with torch's, its
+    accuracy on your images with that of vitkit eval, its latency with torch's. One that is worse or
+    slower than the bounds is refused, and nothing is left. A script without vitkit is printed.
 
     Args:
         checkpoint: a run folder (its best weights), or a checkpoint of any known format.
@@ -59,16 +58,14 @@ def export_command(
         data: labelled images to check it on, as for train; without them, accuracy is not checked.
         split: of the data; default val, or test if there is no val.
         data_root: the folder of named datasets; for a CSV the folder of its paths.
-        with_preprocessing: put the resizing into the graph: uint8 images of any size in,
-            probabilities and logits out.
+        with_preprocessing: resize in the graph: uint8 images of any size in, probabilities out.
         precision: of the numbers; OpenVINO stores float16 and computes in float32.
         int8: quantise the linear layers of the blocks, with --to openvino and --calibrate.
         calibrate: images to measure the ranges of activations on, as for train; 300 are used.
         opset: version of the operators of ONNX; default 20.
-        max_drop: points of a hundred by which top-1 may fall; twice as much in any class of 50
-            images or more.
-        allow_slower: accept a result that is slower: float32 than 1.5 times torch, int8 and half
-            precision than 1.05 times the same runtime in float32.
+        max_drop: points of a hundred that top-1 may fall; twice as many in a class of 50 images.
+        allow_slower: accept more than 1.5 times torch's latency, for int8 and half precision more
+            than 1.05 times that of the same runtime in float32.
         overwrite: replace existing files.
         json: print JSON.
     """
@@ -76,22 +73,11 @@ def export_command(
     # imported here: --help does not wait for torch
     from vitkit.exporting.export import export
 
-    report = export(
-        checkpoint,
-        out,
-        to=to,
-        data=data,
-        split=split,
-        data_root=data_root,
-        int8=int8,
-        calibrate=calibrate,
-        precision=precision,
-        with_preprocessing=with_preprocessing,
-        opset=opset,
-        max_drop=max_drop,
-        allow_slower=allow_slower,
-        overwrite=overwrite,
-    )
+    images = {"data": data, "split": split, "data_root": data_root, "calibrate": calibrate}
+    graph = {"precision": precision, "int8": int8, "with_preprocessing": with_preprocessing}
+    gate: dict[str, Any] = {"max_drop": max_drop, "allow_slower": allow_slower}
+    others: dict[str, Any] = {**images, **graph, **gate, "opset": opset, "overwrite": overwrite}
+    report = export(checkpoint, out, to=to, **others)
     if json:
         sys.stdout.write(json_text.dumps(report.to_json(), indent=2) + "\n")
         return

@@ -17,6 +17,7 @@ from vitkit.cli.parsing.fields import SPEC, take_fields
 from vitkit.cli.parsing.words import read_words
 from vitkit.cli.printing.columns import fold, terminal_width
 from vitkit.cli.printing.next_steps import flags, suggest
+from vitkit.exporting.files.endings import is_artefact
 
 EXAMPLES = (
     "vitkit inspect model.safetensors  # library, model, preprocessing, and how each is known",
@@ -43,12 +44,10 @@ def inspect_command(
         trust_pickle: load .pth, .pt and .bin files, with torch's weights_only=True.
         spec: fields of `ViTSpec` that the file does not state.
     """
-    # imported here: --help does not wait for torch
-    from vitkit.exporting.files.open_artefact import is_artefact
-
     if is_artefact(file):
         _print_exported(Path(file), json=json)
         return
+    # imported here: --help does not wait for torch
     from vitkit.weights.inspection import inspect as inspect_file
 
     inspection = inspect_file(file, model=model, trust_pickle=trust_pickle, **(spec or {}))

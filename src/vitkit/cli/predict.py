@@ -16,25 +16,33 @@ from typing import TYPE_CHECKING
 import tyro
 from tyro.conf import Positional
 
-from vitkit.cli.images import (
+from vitkit.cli.parsing.engine_flags import (
+    EngineChoice,
+    EngineFlags,
+    PrecisionChoice,
+    open_checkpoint,
+)
+from vitkit.cli.parsing.fields import as_flags
+from vitkit.cli.parsing.images import (
     StreamedImages,
     files_of_checkpoint,
     find_arguments,
     refuse_images_first,
 )
-from vitkit.cli.parsing.fields import as_flags
 from vitkit.cli.printing.next_steps import flags
 from vitkit.cli.printing.predictions import Write, print_json, print_table
+from vitkit.exporting.files.endings import is_artefact
 from vitkit.io.atomic import replacing
 from vitkit.io.results import ResultPlaces, check_new_files, check_outputs, csv_result
 from vitkit.messages import escape, plural
-from vitkit.process import uncollected_imports
 
 if TYPE_CHECKING:
+    from vitkit.engines.choosing.options import EngineOptions
     from vitkit.prediction.image_list import ImageList
     from vitkit.prediction.images import FoundImage
     from vitkit.prediction.labels import RightAnswers
-    from vitkit.prediction.predictor import Prediction
+    from vitkit.prediction.predictor import Prediction, Predictor
+    from vitkit.weights.checkpoint import Checkpoint
 
 CSV_HEADER = ("image", "rank", "label", "probability")
 LABELLED_HEADER = (*CSV_HEADER, "true_label")
@@ -55,6 +63,10 @@ def predict_command(
     top_k: int = 5,
     device: str = "auto",
     batch_size: int = 64,
+    engine: EngineChoice = "auto",
+    precision: PrecisionChoice = "float32",
+    calibrate: str | None = None,
+    merge: int = 0,
     json: bool = False,
     csv: str | None = None,
     save_images: str | None = None,
@@ -68,9 +80,8 @@ def predict_command(
     """Classify images with a checkpoint, most probable class first.
 
     Each image is printed as soon as its batch is computed: on a terminal as rows of a table with
-    bars, without the classes that round to 0.0 %; elsewhere as one line. An image that is missing
-    or cannot be used is named on stderr and left out; the others are predicted, and the exit code
-    is 2 at the end. Of a dataset, the number of right predictions is printed at the end.
+    bars, elsewhere as one line. An image that cannot be used is named on stderr and left out, and
+    the exit code is 2. Of a dataset, the number of right predictions is printed at the end.
 
     Args:
         checkpoint: a run folder (its best weights), a checkpoint of any known format, or an
@@ -80,50 +91,73 @@ def predict_command(
         top_k: number of classes to show.
         device: cpu, cuda, mps or auto.
         batch_size: images per batch.
+        engine: auto, torch, compile, openvino or onnxruntime; auto: the fastest here, by trials.
+        precision: float32, bfloat16 or int8; auto: the fastest with the same predictions.
+        calibrate: DATA for int8, such as the training data; its test split is not used.
+        merge: patch tokens that each block merges, for speed; 0 is none.
         json: print JSON.
-        csv: write this .csv file; without --json, nothing is printed then. Images of a dataset have
-            their class in the column true_label.
-        save_images: write each image with its predicted classes and their probabilities as a PNG
-            file in this folder, in folders like those of the images if these come from several.
+        csv: write this .csv file; without --json, nothing is printed then.
+        save_images: write each image with its predicted classes as a PNG file in this folder, in
+            folders like those of the images if these come from several.
         split: train, val or test: only this split of datasets and of folders with class folders.
         data_root: folder of the named datasets, or the folder that the paths of a CSV begin at.
-        overwrite: let --csv and --save-images replace any existing file that is not an input;
-            default: --csv replaces only earlier predictions, --save-images nothing.
+        overwrite: let --csv and --save-images replace any existing file that is not an input.
         strict: stop at the first image that is missing or cannot be used, and write no CSV.
-        allow_partial: accept weights with unknown or missing tensors: leave out the unknown ones,
-            initialise the missing ones at random, and list both.
+        allow_partial: leave out unknown tensors, initialise missing ones at random; list both.
         trust_code: open an exported model of torch (.pt2), which can run code that is in it.
     """
     refuse_images_first("predict", checkpoint, "IMAGES")
     outputs = _Outputs(csv, save_images, as_json=json, overwrite=overwrite)
     named = [*map(Path, images), *files_of_checkpoint(checkpoint)]
-    # first by the names alone: opening a large dataset takes time
-    outputs.check_table(named)
+    outputs.check_table(named)  # by the names alone: opening a large dataset takes time
     found = find_arguments(images, split=split, data_root=data_root, strict=strict)
     outputs.check(found, named)
-    # imported here: --help and wrong paths do not wait for torch
-    with uncollected_imports():
-        from vitkit.exporting.files.open_artefact import is_artefact
-        from vitkit.prediction.labels import match_labels, match_names
-        from vitkit.prediction.predictor import Predictor
-        from vitkit.weights.load import load
-    if is_artefact(checkpoint):
-        predictor = Predictor(checkpoint, batch_size=batch_size, trust_code=trust_code)
-        labels = match_names(predictor.classes, predictor.classes, found.classes)
-    else:
-        loaded = load(checkpoint, strict=not allow_partial)
-        predictor = Predictor.from_checkpoint(loaded, device=device, batch_size=batch_size)
-        labels = match_labels(loaded, found.classes)
     usable = StreamedImages(found, strict=strict, outputs={"--csv": outputs.table})
+    if is_artefact(checkpoint):
+        predictor, labels = _exported(checkpoint, found, batch_size, trust_code=trust_code)
+    else:
+        choice = EngineFlags(engine, precision, merge, calibrate, data_root)
+        loaded, options = open_checkpoint(
+            checkpoint, choice, found.total, allow_partial=allow_partial
+        )
+        predictor, labels = _predictor(loaded, found, options, device, batch_size)
     predictions = usable.with_outputs(predictor.stream(usable, top_k))
     outputs.write(predictions, predictor.classes, labels, found)
     outputs.print_next([checkpoint, *images], flags(split=split, data_root=data_root))
     usable.refuse_broken()
 
 
+def _predictor(
+    checkpoint: Checkpoint,
+    images: ImageList,
+    options: EngineOptions,
+    device: str,
+    batch_size: int,
+) -> tuple[Predictor, dict[str, str]]:
+    """Return a checkpoint's predictor, and its labels of the classes of the images."""
+    from vitkit.prediction.labels import match_labels
+    from vitkit.prediction.predictor import Predictor
+
+    predictor = Predictor.from_checkpoint(
+        checkpoint, engine=options, device=device, batch_size=batch_size
+    )
+    return predictor, match_labels(checkpoint, images.classes)
+
+
+def _exported(
+    path: str, images: ImageList, batch_size: int, *, trust_code: bool
+) -> tuple[Predictor, dict[str, str]]:
+    """Return the predictor of an exported model, and its labels of the classes of the images."""
+    from vitkit.prediction.labels import match_names
+    from vitkit.prediction.predictor import Predictor
+
+    predictor = Predictor(path, batch_size=batch_size, trust_code=trust_code)
+    return predictor, match_names(predictor.classes, predictor.classes, images.classes)
+
+
 def run(arguments: list[str]) -> None:
     """Parse the arguments and predict."""
-    with as_flags("batch_size", "top_k", "split"):
+    with as_flags("batch_size", "top_k", "split", "merge"):
         tyro.cli(predict_command, args=arguments, prog="vitkit predict")
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 
 import torch
 from torch import Tensor
 
 from vitkit.engines.engine import Engine, EngineRequest
-from vitkit.engines.registry import ENGINES, check_engine, refuse_missing
+from vitkit.engines.registry import ENGINES, check_engine, refuse_not_installed
 from vitkit.models.vit import ViT
 
 
@@ -23,6 +23,7 @@ def build_engine(
     device: torch.device | None = None,
     folder: Path | None = None,
     calibration: Tensor | None = None,
+    merge: int = 0,
 ) -> Engine:
     """Build an engine for a model, in this process.
 
@@ -35,13 +36,14 @@ def build_engine(
         device: for torch and compile; default the model's.
         folder: where a converted model is kept, and found again.
         calibration: preprocessed images (N, C, H, W) for int8.
+        merge: patch tokens that each block merges; 0 for none.
 
     Raises:
         SettingError: an engine or a precision that does not exist, not together, or not here.
         MissingExtraError: packages of the engine are not installed.
     """
     check_engine(name, precision)
-    refuse_missing(name)
+    refuse_not_installed(name)
     kind = ENGINES[name]
     device = device or next(model.parameters()).device
     if kind.cpu_only:
@@ -54,6 +56,7 @@ def build_engine(
         device=device,
         folder=folder,
         calibration=calibration,
+        merge=merge,
     )
-    forward = import_module(f"vitkit.engines.{kind.module}").build(request)
+    forward = resolve_name(f"vitkit.engines.{kind.builder}")(request)
     return Engine(name, precision, forward, device)

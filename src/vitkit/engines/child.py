@@ -88,7 +88,7 @@ def _parsed(text: str) -> ChildResult:
         return ChildResult(reason="its answer is no JSON")
 
 
-def main(arguments: list[str]) -> None:
+def answer(arguments: list[str]) -> None:
     """Call the function that the arguments name, and print its result as one line."""
     function, *rest = arguments
     document: dict[str, Any] = {}
@@ -104,4 +104,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    answer(sys.argv[1:])

@@ -9,21 +9,20 @@ from torch import Tensor, nn
 
 from vitkit.engines.eager import cast
 from vitkit.engines.engine import EngineRequest, Forward
-from vitkit.engines.inference_folds import fold_for_inference
 from vitkit.errors import MissingExtraError
 
 COMPILERS = ("c++", "g++", "clang++", "cl")
 """Programs of which inductor needs one on a processor."""
 
 
-def build(request: EngineRequest) -> Forward:
+def build_compiled(request: EngineRequest) -> Forward:
     """Return a compiled forward pass; the first batch of each size compiles for up to a minute.
 
     Raises:
         MissingExtraError: no C++ compiler is installed.
     """
     refuse_no_compiler(request.device)
-    model = cast(fold_for_inference(request.model), request.precision).requires_grad_(False)
+    model = cast(request.for_runtimes(), request.precision).requires_grad_(False)
     dtype = next(model.parameters()).dtype
     run = torch.compile(model, options={"freezing": request.device.type == "cpu"})
 

@@ -11,9 +11,9 @@ from vitkit.engines.engine import EngineRequest, Forward
 from vitkit.models.vit import ViT
 
 
-def build(request: EngineRequest) -> Forward:
+def build_eager(request: EngineRequest) -> Forward:
     """Return the model's forward pass in the precision of the request, without autocast."""
-    model = cast(request.model, request.precision)
+    model = cast(request.for_torch(), request.precision)
     dtype = next(model.parameters()).dtype
 
     def forward(images: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vitkit.engines.inference_folds import fold_for_inference
+from vitkit.engines.token_merging import merge_tokens
 from vitkit.models.vit import ViT
 from vitkit.shapes import Images
 
@@ -29,6 +31,7 @@ class EngineRequest:
         device: where it runs; engines for processors alone ignore it.
         folder: where a converted model is kept and found again; `None` converts in memory.
         calibration: preprocessed images (N, C, H, W) that show int8 the range of each activation.
+        merge: patch tokens that each block merges (see `token_merging`); 0 for none.
     """
 
     model: ViT
@@ -38,6 +41,17 @@ class EngineRequest:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     folder: Path | None = None
     calibration: Float[Tensor, "N C H W"] | None = None
+    merge: int = 0
+
+    def for_torch(self) -> ViT:
+        """Return the model as torch runs it: itself, or with merged tokens."""
+        return merge_tokens(self.model, self.merge) if self.merge else self.model
+
+    def for_runtimes(self) -> ViT:
+        """Return the model as other runtimes get it: folded, then with merged tokens."""
+        # merging divides by sqrt(h) itself, beside what it adds for the sizes of tokens
+        folded = fold_for_inference(self.model, query_scale=not self.merge)
+        return merge_tokens(folded, self.merge) if self.merge else folded
 
 
 @dataclass(frozen=True)

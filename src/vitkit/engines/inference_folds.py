@@ -251,8 +251,8 @@ def fold_normalisation(model: ViT, preprocess: Preprocess) -> None:
             f"model is {model.spec.stem!r}; leave preprocess out, and normalise the images"
         )
     kernel, bias = stem.proj.weight, stem.proj.bias  # D C P Q
-    mean, std = (kernel.new_tensor(values)[:, None, None]
-                 for values in (preprocess.mean, preprocess.std))  # fmt: skip
+    mean = kernel.new_tensor(preprocess.mean)[:, None, None]
+    std = kernel.new_tensor(preprocess.std)[:, None, None]
     with torch.no_grad():
         offset = (kernel * (mean / std)).flatten(1).sum(1)
         if bias is None:

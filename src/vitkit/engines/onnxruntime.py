@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from vitkit.engines.engine import EngineRequest, Forward
-from vitkit.engines.inference_folds import fold_for_inference
 from vitkit.engines.program import INPUT, OUTPUT, export_program, without_warnings
 from vitkit.engines.telemetry import import_runtime, quiet_imports
 from vitkit.io.atomic import replacing_in_cache
@@ -24,7 +23,7 @@ ERRORS_ONLY = 3
 """Severity of messages from which ONNX Runtime prints them."""
 
 
-def build(request: EngineRequest) -> Forward:
+def build_onnxruntime(request: EngineRequest) -> Forward:
     """Return a session for the model; it is converted once and kept in the folder of the request.
 
     Raises:
@@ -32,15 +31,15 @@ def build(request: EngineRequest) -> Forward:
     """
     path = None if request.folder is None else request.folder / "model.onnx"
     if path is not None and path.exists():
-        return session(path, request.threads)
-    folded = fold_for_inference(request.model).float().cpu()
+        return onnx_forward(path, request.threads)
+    folded = request.for_runtimes().float().cpu()
     program = export_program(folded, folded.spec.in_channels, request.image_size)
     content = to_onnx(program).SerializeToString()
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing_in_cache(path) as file:
             file.write(content)
-    return session(content, request.threads)
+    return onnx_forward(content, request.threads)
 
 
 def to_onnx(program: ExportedProgram, opset: int = OPSET) -> OnnxModel:
@@ -64,7 +63,7 @@ def to_onnx(program: ExportedProgram, opset: int = OPSET) -> OnnxModel:
     return exported.model_proto
 
 
-def session(model: Path | bytes, threads: int) -> Forward:
+def onnx_forward(model: Path | bytes, threads: int) -> Forward:
     """Return a function (B, C, H, W) -> (B, K) that runs an ONNX model on the CPU.
 
     Args:

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from vitkit.engines.engine import EngineRequest, Forward
-from vitkit.engines.inference_folds import fold_for_inference
 from vitkit.engines.program import OUTPUT, export_program, without_warnings
 from vitkit.engines.telemetry import import_runtime
 from vitkit.errors import SettingError
@@ -25,7 +24,7 @@ NATIVE_BFLOAT16 = "BF16"
 """Named among the device's capabilities where the processor has instructions for bfloat16."""
 
 
-def build(request: EngineRequest) -> Forward:
+def build_openvino(request: EngineRequest) -> Forward:
     """Return a compiled model; it is converted once and kept in the folder of the request.
 
     Raises:
@@ -34,8 +33,8 @@ def build(request: EngineRequest) -> Forward:
     """
     if request.precision == "bfloat16":
         refuse_no_bfloat16()
-    model = kept(request) or convert_and_keep(request)
-    return compiled(model, request.precision, request.threads)
+    model = _kept(request) or convert_and_keep(request)
+    return openvino_forward(model, request.precision, request.threads)
 
 
 def refuse_no_bfloat16() -> None:
@@ -55,7 +54,7 @@ def _file(request: EngineRequest) -> Path | None:
     return request.folder / f"openvino-{kind}.xml"
 
 
-def kept(request: EngineRequest) -> OVModel | None:
+def _kept(request: EngineRequest) -> OVModel | None:
     """Return the converted model of the folder, or None where there is none that can be read."""
     path = _file(request)
     if path is None or not path.exists() or not path.with_suffix(".bin").exists():
@@ -68,9 +67,9 @@ def kept(request: EngineRequest) -> OVModel | None:
 
 def convert_and_keep(request: EngineRequest) -> OVModel:
     """Convert the model of a request, quantise it for int8, and keep the result in its folder."""
-    folded = fold_for_inference(request.model).float().cpu()
+    folded = request.for_runtimes().float().cpu()
     program = export_program(folded, folded.spec.in_channels, request.image_size)
-    model = convert(program)
+    model = to_openvino(program)
     if request.precision == "int8":
         from vitkit.engines.quantise import quantise
 
@@ -82,11 +81,11 @@ def convert_and_keep(request: EngineRequest) -> OVModel:
         model = quantise(model, request.calibration)
     path = _file(request)
     if path is not None:
-        write(model, path)
+        save_openvino(model, path)
     return model
 
 
-def convert(program: ExportedProgram) -> OVModel:
+def to_openvino(program: ExportedProgram) -> OVModel:
     """Return the OpenVINO model of a program: input `images`, output `logits`."""
     openvino = import_runtime("openvino")
     with without_warnings():
@@ -95,13 +94,13 @@ def convert(program: ExportedProgram) -> OVModel:
     return model
 
 
-def write(model: OVModel, path: Path) -> None:
+def save_openvino(model: OVModel, path: Path) -> None:
     """Write a model as `path` (.xml) and its weights beside it (.bin), weights in float32."""
     path.parent.mkdir(parents=True, exist_ok=True)
     import_runtime("openvino").save_model(model, path, compress_to_fp16=False)
 
 
-def compiled(model: OVModel, precision: str, threads: int, **more: Any) -> Forward:
+def openvino_forward(model: OVModel, precision: str, threads: int, **more: Any) -> Forward:
     """Return a function (B, C, H, W) -> (B, K) that runs a model on the CPU.
 
     Args:

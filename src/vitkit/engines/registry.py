@@ -22,7 +22,7 @@ class EngineKind:
 
     Attributes:
         name: by which users choose it.
-        module: the module whose `build` makes it.
+        builder: the function that makes it, as `module:function` of this package.
         packages: that it needs besides torch.
         precisions: that it can compute in.
         gain: its measured gain over torch on processors, for messages.
@@ -30,7 +30,7 @@ class EngineKind:
     """
 
     name: EngineName
-    module: str
+    builder: str
     packages: tuple[str, ...]
     precisions: tuple[str, ...]
     gain: str
@@ -41,21 +41,28 @@ class EngineKind:
         return tuple(name for name in self.packages if find_spec(name) is None)
 
 
-ENGINES: dict[str, EngineKind] = {
-    kind.name: kind
-    for kind in (
-        EngineKind("torch", "eager", (), ("float32", "bfloat16"), "", cpu_only=False),
-        EngineKind("compile", "compiled", (), ("float32", "bfloat16"), "", cpu_only=False),
-        EngineKind(
-            "openvino", "openvino", ("openvino",), PRECISIONS,
-            "1.2 to 2.4 times as fast as torch on a CPU", cpu_only=True,
-        ),
-        EngineKind(
-            "onnxruntime", "onnxruntime", ("onnxruntime", "onnx", "onnxscript"), ("float32",),
-            "up to 2 times as fast as torch on a CPU", cpu_only=True,
-        ),
-    )
-}  # fmt: skip
+ONNX = ("onnxruntime", "onnx", "onnxscript")
+KINDS = (
+    EngineKind("torch", "eager:build_eager", (), PRECISIONS[:2], "", cpu_only=False),
+    EngineKind("compile", "compiled:build_compiled", (), PRECISIONS[:2], "", cpu_only=False),
+    EngineKind(
+        "openvino",
+        "openvino:build_openvino",
+        ("openvino",),
+        PRECISIONS,
+        "1.2 to 2.4 times as fast as torch on a CPU",
+        cpu_only=True,
+    ),
+    EngineKind(
+        "onnxruntime",
+        "onnxruntime:build_onnxruntime",
+        ONNX,
+        PRECISIONS[:1],
+        "up to 2 times as fast as torch on a CPU",
+        cpu_only=True,
+    ),
+)
+ENGINES: dict[str, EngineKind] = {kind.name: kind for kind in KINDS}
 """Name -> engine."""
 CHOICES = ("auto", *ENGINES)
 PRECISION_CHOICES = ("auto", *PRECISIONS)
@@ -84,7 +91,7 @@ def check_engine(engine: str, precision: str) -> None:
         )
 
 
-def refuse_missing(engine: str) -> None:
+def refuse_not_installed(engine: str) -> None:
     """Raise `MissingExtraError` if the packages of an engine are not installed."""
     kind = ENGINES[engine]
     missing = kind.missing()

@@ -138,8 +138,10 @@ def evaluate_outputs(
 ) -> tuple[Metrics, PredictionCounts]:
     """Return scores with their intervals, and the counts at the temperature.
 
-    If the temperature is not 1, the scores contain it, with the `calibrated_loss`,
-    `calibrated_brier` and `calibrated_ece` that it gives.
+    The scores are `top1`, `top5` of over five classes, `loss` in nats, `balanced_accuracy`,
+    `brier`, `ece` and `images`, which `Counts.scores` explains; `top1_low`, `top1_high` and the
+    same of the balanced accuracy, intervals of 95 %. If the temperature is not 1, the scores
+    contain it, with the `calibrated_loss`, `calibrated_brier` and `calibrated_ece` that it gives.
 
     Args:
         predictions: as `predict_batches` yields them.

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -65,45 +65,62 @@ def export(
 ) -> ExportReport:
     """Write a checkpoint for another runtime; keep the result only if it is as good as torch.
 
-    The written file is run in a fresh process without network. Its logits are compared with
-    torch's, its accuracy on your images with that of `vitkit eval`, and its latency with torch's.
-    Class names, preprocessing, temperature and the figures of the check are inside the file, and
-    the figures also in `OUT.json`. If it is refused, nothing is left behind.
+    The file is run in a fresh process without network. Its logits are compared with torch's, its
+    accuracy on your images with that of `vitkit eval`, its latency with torch's. Class names,
+    preprocessing, temperature and the figures are inside, and the figures in `OUT.json`, too.
 
     Args:
         checkpoint: a checkpoint or its path.
-        out: a file ending in `.onnx`, `.xml` (OpenVINO; the weights go into a `.bin` beside it), or
-            `.pt2` (torch).
+        out: a file ending in `.onnx`, `.xml` (OpenVINO; a `.bin` comes beside it) or `.pt2` (torch).
         to: `onnx`, `openvino`, `torch` (an exported program), or `aoti` (machine code).
-        data: labelled images to check it on, as for `train`; without them, logits are compared on
-            generated images, and accuracy is not checked.
+        data: labelled images to check it on, as for `train`; without them, accuracy is not checked.
         split: of `data`; default `val`, else `test`.
         data_root: the folder of named datasets.
         int8: quantise the linear layers of the blocks; needs `calibrate` and OpenVINO.
-        calibrate: images to measure the ranges of activations on, as for `train`; 300 of them are
-            used. They must be others than those of the check.
-        precision: `float32`, `bfloat16` or `float16`. OpenVINO stores `float16` and computes in
-            float32.
-        with_preprocessing: make the resizing a part of the graph, which then takes images
-            (B, H, W, 3) uint8 RGB of any size and returns probabilities and logits.
+        calibrate: other images, as for `train`, of which 300 show the ranges of activations.
+        precision: `float32`, `bfloat16` or `float16`, which OpenVINO stores alone.
+        with_preprocessing: resize in the graph: (B, H, W, 3) uint8 RGB in, probabilities and logits
+            out.
         opset: version of ONNX's operators; default 20.
-        max_drop: points of a hundred by which top-1 may fall; twice as much in any class of 50
-            images or more.
-        allow_slower: accept a model that is slower: float32 than 1.5 times torch, int8 and half
-            precision than 1.05 times the same runtime in float32.
+        max_drop: points of a hundred that top-1 may fall; twice as many in a class of 50 images.
+        allow_slower: accept more than 1.5 times torch's latency, for int8 and half precision more
+            than 1.05 times that of the same runtime in float32.
         overwrite: replace existing files.
 
     Raises:
-        CheckpointError: a model that cannot be exported, or that is refused, with the reason.
-        DataError: data that cannot be used.
-        DeviceError, MissingExtraError, OutputError, SettingError: as their names say.
+        CheckpointError: it cannot be exported, or is refused; nothing is left behind.
+        DataError, DeviceError, MissingExtraError, OutputError, SettingError: as their names say.
     """
-    out = Path(out)
     choice = ExportChoice(to, precision, int8, with_preprocessing, opset)
+    source = _Sources(data, split, data_root, calibrate)
+    bounds = GateBounds(max_drop, allow_slower)
+    return _export(checkpoint, Path(out), choice, source, bounds, overwrite=overwrite)
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """The data of an export, by the names of `export`."""
+
+    data: str | None
+    split: str | None
+    data_root: str | Path | None
+    calibrate: str | None
+
+
+def _export(
+    checkpoint: Checkpoint | str | Path,
+    out: Path,
+    choice: ExportChoice,
+    sources: _Sources,
+    bounds: GateBounds,
+    *,
+    overwrite: bool,
+) -> ExportReport:
+    """Check all that can be known before, then write and check the artefact."""
     choice.check(out)
-    if not 0 <= max_drop <= MAX_POINTS:
-        raise SettingError.about("max_drop", max_drop, "must be from 0 to 100 points")
-    if int8 != (calibrate is not None):
+    if not 0 <= bounds.max_drop <= MAX_POINTS:
+        raise SettingError.about("max_drop", bounds.max_drop, "must be from 0 to 100 points")
+    if choice.int8 != (sources.calibrate is not None):
         raise SettingError(
             "--int8 needs --calibrate DATA (calibrate=), and --calibrate needs --int8: images to "
             "measure the ranges of activations on, such as the training data"
@@ -117,13 +134,13 @@ def export(
             "vitkit train --pretrained trains one"
         )
     # the reference is computed where the result runs
-    cpu = torch.device("cpu")
-    checkpoint = replace(checkpoint, model=on_device(checkpoint.model, cpu))
-    images = open_gate_images(checkpoint, data, split, data_root)
+    model = on_device(checkpoint.model, torch.device("cpu"))
+    checkpoint = replace(checkpoint, model=model)
+    images = open_gate_images(checkpoint, sources.data, sources.split, sources.data_root)
     calibration: list[np.ndarray] = []
-    if calibrate is not None:
-        calibration = open_calibration(checkpoint, calibrate, images, data_root)
-    job = _Job(checkpoint, choice, images, calibration, GateBounds(max_drop, allow_slower))
+    if sources.calibrate is not None:
+        calibration = open_calibration(checkpoint, sources.calibrate, images, sources.data_root)
+    job = _Job(checkpoint, choice, images, calibration, bounds)
     with _temporary_folder(out) as folder:
         description = job.make(folder / out.name)
         files = _move(folder, out)

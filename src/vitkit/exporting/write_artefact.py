@@ -15,7 +15,8 @@ from torch.export import ExportedProgram
 from vitkit.engines.onnxruntime import OPSET
 from vitkit.engines.quantise import quantise
 from vitkit.errors import SettingError
-from vitkit.exporting.files.description import ENDINGS, FORMATS, ArtefactDescription
+from vitkit.exporting.files.description import FORMATS, ArtefactDescription
+from vitkit.exporting.files.endings import ENDINGS
 from vitkit.exporting.files.onnx_file import check_opset, describe_onnx, write_onnx
 from vitkit.exporting.files.openvino_file import (
     describe_openvino,

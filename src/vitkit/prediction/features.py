@@ -7,14 +7,21 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from vitkit.devices import on_device, resolve_device
-from vitkit.prediction.predictor import Images, Predictor
+from vitkit.data.sources.open import DataSource
+from vitkit.devices import resolve_device
+from vitkit.engines.choosing.options import EngineOptions, engine_of
+from vitkit.prediction.find import Images
+from vitkit.prediction.predictor import Predictor
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import as_checkpoint
 
 
 def feature_predictor(
-    checkpoint: Checkpoint, *, device: str = "auto", batch_size: int = 64
+    checkpoint: Checkpoint,
+    *,
+    device: str = "auto",
+    batch_size: int = 64,
+    options: EngineOptions | None = None,
 ) -> Predictor:
     """Create a predictor whose outputs are the pooled features, the inputs of the head: (D,).
 
@@ -22,21 +29,21 @@ def feature_predictor(
         checkpoint: a checkpoint; its head is not used.
         device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
         batch_size: images per batch.
+        options: the engine that runs the model; default `auto` in float32.
 
     Raises:
         DeviceError: a device that does not exist here.
-        SettingError: a batch size below 1.
+        SettingError: a batch size below 1, or an engine that cannot be used.
+        MissingExtraError: an engine that is not installed.
     """
-    model_device = resolve_device(device)
-    model = on_device(checkpoint.model, model_device)
-    dtype = next(model.parameters()).dtype
-    return Predictor(
-        # (B, C, H, W) -> (B, D), before the head
-        lambda images: model.pooled(model.forward_features(images.to(dtype))),
+    engine = engine_of(
+        checkpoint.model,
         checkpoint.preprocess,
-        device=model_device,
-        batch_size=batch_size,
+        options or EngineOptions(),
+        device=resolve_device(device),
+        features=True,
     )
+    return Predictor(engine, checkpoint.preprocess, device=engine.device, batch_size=batch_size)
 
 
 def embed(
@@ -45,6 +52,10 @@ def embed(
     *,
     device: str = "auto",
     batch_size: int = 64,
+    engine: str | EngineOptions = "auto",
+    precision: str = "float32",
+    merge: int = 0,
+    calibrate: DataSource | None = None,
 ) -> Float[np.ndarray, "N D"]:
     """Return the pooled features of images, the inputs of the head: (N, D) float32.
 
@@ -53,10 +64,17 @@ def embed(
         images: as for a call of `Predictor`.
         device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
         batch_size: images per batch.
+        engine: as for `Predictor.from_checkpoint`, and so are `precision`, `merge` and `calibrate`.
+        precision: of the computation.
+        merge: patch tokens that each block merges.
+        calibrate: images for int8.
 
     Raises:
         ImageError, DataError, CheckpointError, DeviceError, SettingError: the message names the
             wrong value.
     """
-    predictor = feature_predictor(as_checkpoint(checkpoint), device=device, batch_size=batch_size)
+    options = EngineOptions.of(engine, precision=precision, merge=merge, calibrate=calibrate)
+    predictor = feature_predictor(
+        as_checkpoint(checkpoint), device=device, batch_size=batch_size, options=options
+    )
     return predictor.logits(images).numpy()

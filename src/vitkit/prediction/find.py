@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from os import PathLike, fspath
 from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from PIL import Image
 
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.path_list import Paths
 from vitkit.data.images.file_types import IMAGE_ENDINGS
 from vitkit.data.sources.folder_listing import count_by_kind, list_folder
-from vitkit.errors import DataError
+from vitkit.errors import DataError, SettingError
 from vitkit.io.web.address import is_web_address
 from vitkit.messages import did_you_mean, escape, nearest_parent, plural
 from vitkit.prediction.glob_patterns import is_pattern, literal_folder, match_files
@@ -24,8 +29,11 @@ from vitkit.prediction.image_list import (
     UnusableFile,
     dataset_parts,
 )
+from vitkit.prediction.images import AnyImage
 from vitkit.prediction.line_stream import LineStream
 
+Images: TypeAlias = str | PathLike[str] | Iterable[AnyImage]
+"""Images, or one name to find them by: a path, a folder, a pattern or an address."""
 STDIN = "-"
 """The name that stands for paths on the standard input, one a line."""
 
@@ -235,3 +243,18 @@ def _contents(folder: Path) -> str:
     if entries:
         return f"the folder {escape(folder)} has {plural(len(entries), 'folder')} and no files"
     return f"the folder {escape(folder)} is empty"
+
+
+def as_list(images: Images) -> Iterable[AnyImage]:
+    """Return several images as they are; find those of one path, pattern or address.
+
+    Raises:
+        SettingError: one image, such as an array, which could be taken for a list of rows.
+    """
+    if isinstance(images, str | PathLike):
+        return find_images(fspath(images))
+    if isinstance(images, bytes | Image.Image | np.ndarray) or not isinstance(images, Iterable):
+        raise SettingError(
+            f"expected a list of images, got one {type(images).__name__}; write [image]"
+        )
+    return images

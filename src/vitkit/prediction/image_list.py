@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Protocol, runtime_checkable
 
@@ -16,6 +16,7 @@ from vitkit.errors import DataError, ImageError, ImageReason
 from vitkit.io.web.address import is_web_address
 from vitkit.messages import did_you_mean
 from vitkit.prediction.images import (
+    AnyImage,
     DatasetImage,
     FileImage,
     FoundImage,
@@ -282,3 +283,22 @@ def dataset_parts(
             yield Files(Paths(files.paths), files.root, labels, [shown] * len(labels), source)
         else:
             yield Stored(images, shown, dataset.classes, source)
+
+
+def batches_of(
+    images: Iterable[AnyImage], size: int
+) -> Iterator[tuple[list[tuple[int, AnyImage]], bool]]:
+    """Yield numbered images, `size` of them or fewer, and True if the next ones are there already.
+
+    What has come of a slow stream is not kept back until more comes.
+    """
+    stream = images if isinstance(images, SlowStream) else None
+    chunk: list[tuple[int, AnyImage]] = []
+    for numbered in enumerate(images):
+        chunk.append(numbered)
+        is_waiting = stream is not None and stream.is_waiting
+        if len(chunk) == size or is_waiting:
+            yield chunk, not is_waiting
+            chunk = []
+    if chunk:
+        yield chunk, True

@@ -13,7 +13,8 @@ from vitkit.errors import ImageError
 from vitkit.explaining.model.explanation import ModelExplanation
 from vitkit.explaining.model.measure import ModelMeasurement
 from vitkit.messages import plural
-from vitkit.prediction.predictor import Images, Predictor
+from vitkit.prediction.find import Images
+from vitkit.prediction.predictor import Predictor
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import as_checkpoint
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,28 +17,24 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.data.datasets.memory_limit import PIXELS_AT_ONCE, MemoryLimit
-from vitkit.devices import on_device, resolve_device
+from vitkit.devices import resolve_device
+from vitkit.engines.choosing.options import Calibration, EngineOptions, engine_of
 from vitkit.errors import CheckpointError, ImageError, SettingError, UserCodeError
 from vitkit.evaluation.finite_outputs import finite_rows, refuse_not_finite
+from vitkit.exporting.model_parts import model_parts
 from vitkit.messages import plural
 from vitkit.plots.html import html_bars
-from vitkit.prediction.find import find_images
-from vitkit.prediction.image_list import SlowStream
+from vitkit.prediction.find import Images, as_list
+from vitkit.prediction.image_list import batches_of
 from vitkit.prediction.images import AnyImage, name_in_messages, read_any_image
-from vitkit.prediction.model_parts import model_parts
 from vitkit.process import available_cores
 from vitkit.spec import Preprocess
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import as_checkpoint
 
-Images: TypeAlias = str | PathLike[str] | Iterable[AnyImage]
-"""Images, or one name to find them by: a path, a folder, a pattern or an address."""
-
 ResizedImage: TypeAlias = UInt8[np.ndarray, "h w C"]
 """An image in the model's size."""
 
-ENGINES = ("auto", "torch")
-PRECISIONS = ("float32", "bfloat16")
 MAX_DECODER_THREADS = 8
 
 
@@ -116,33 +112,36 @@ class Predictor:
         cls,
         checkpoint: Checkpoint | str | Path,
         *,
-        engine: str = "auto",
+        engine: str | EngineOptions = "auto",
         precision: str = "float32",
         device: str = "auto",
         batch_size: int = 64,
+        merge: int = 0,
+        calibrate: Calibration | None = None,
     ) -> Predictor:
         """Create a predictor for a checkpoint or its path.
 
         Args:
             checkpoint: a checkpoint or its path; its model stays where it is.
-            engine: `torch`, or `auto`, which is the same.
-            precision: `bfloat16` runs matrix products under autocast.
+            engine: `torch`, `compile`, `openvino` or `onnxruntime`; `auto` takes the fastest one
+                here, by trials that are made once for a model and a machine, where the work is
+                worth them. Or `EngineOptions`, which have these and further settings.
+            precision: `float32`, `bfloat16` or `int8`; `auto` takes the fastest whose logits agree
+                with those of float32.
             device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
             batch_size: images per batch.
+            merge: patch tokens that each block merges (see `merge_tokens`), for speed; 0 for none.
+            calibrate: images with classes for int8, as for `train`; never those of its test split.
 
         Raises:
             CheckpointError: a file that is not a checkpoint, or a model without a head.
             DeviceError: a device that does not exist here.
-            SettingError: an engine or a precision that does not exist, or a batch size below 1.
+            SettingError: an engine or a precision that does not exist, not together or not here; a
+                batch size below 1; int8 without images to calibrate with.
+            MissingExtraError: an engine that is not installed.
+            DataError: images to calibrate with that cannot be opened, or too few of them.
         """
-        if engine not in ENGINES:
-            raise SettingError(
-                f"engine {engine!r} does not exist; engines are {', '.join(ENGINES)}"
-            )
-        if precision not in PRECISIONS:
-            raise SettingError(
-                f"precision {precision!r} does not exist; precisions are {', '.join(PRECISIONS)}"
-            )
+        options = EngineOptions.of(engine, precision=precision, merge=merge, calibrate=calibrate)
         checkpoint = as_checkpoint(checkpoint)
         if checkpoint.model.spec.num_classes == 0:
             raise CheckpointError(
@@ -150,20 +149,17 @@ class Predictor:
                 "embed writes its features, and vitkit train --pretrained trains a head"
             )
         model_device = resolve_device(device)
-        model = on_device(checkpoint.model, model_device)
-
-        dtype = next(model.parameters()).dtype  # float16 where the caller has converted the model
-
-        def forward(images: Tensor) -> Tensor:
-            with torch.autocast(model_device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-                logits: Tensor = model(images.to(dtype))
-            return logits
-
+        forward = engine_of(
+            checkpoint.model,
+            checkpoint.preprocess,
+            options,
+            device=model_device,
+        )
         return cls(
             forward,
             checkpoint.preprocess,
             checkpoint.classes,
-            device=model_device,
+            device=forward.device,
             batch_size=batch_size,
             temperature=checkpoint.temperature,
         )
@@ -272,13 +268,13 @@ class Predictor:
         self, images: Images
     ) -> Iterator[tuple[Float[Tensor, "B K"], list[str | ImageError]]]:
         """Yield the outputs of each batch, and the name or the error of each of its images."""
-        images = _as_list(images)
+        images = as_list(images)
         # decoders and resizing release the interpreter lock, so threads are enough
         pool = ThreadPoolExecutor(min(MAX_DECODER_THREADS, available_cores()))
         memory = MemoryLimit(PIXELS_AT_ONCE)
         waiting: deque[list[tuple[str, Future[ResizedImage | ImageError]]]] = deque()
         try:
-            for chunk, more_soon in _chunks(images, self.batch_size):
+            for chunk, more_soon in batches_of(images, self.batch_size):
                 waiting.append([self._submit(pool, memory, *numbered) for numbered in chunk])
                 # the next batch is decoded while the model runs, unless it is yet to come
                 while len(waiting) > int(more_soon):
@@ -342,21 +338,6 @@ class Predictor:
         return outputs.float().cpu()
 
 
-def _as_list(images: Images) -> Iterable[AnyImage]:
-    """Return several images as they are; find those of one path, pattern or address.
-
-    Raises:
-        SettingError: one image, such as an array, which could be taken for a list of rows.
-    """
-    if isinstance(images, str | PathLike):
-        return find_images(fspath(images))
-    if isinstance(images, bytes | Image.Image | np.ndarray) or not isinstance(images, Iterable):
-        raise SettingError(
-            f"expected a list of images, got one {type(images).__name__}; write [image]"
-        )
-    return images
-
-
 def _refuse_not_finite(outputs: Float[Tensor, "B K"], names: Sequence[str]) -> None:
     """Raise `CheckpointError` for outputs that are NaN or infinite, with the first image's name."""
     wrong = (~finite_rows(outputs)).nonzero()[:, 0].tolist()
@@ -371,22 +352,3 @@ def _largest(logits: Float[Tensor, "B K"], count: int) -> Int64[Tensor, "B k"]:
     if (values[:, 1:] == values[:, :-1]).any():
         classes = logits.sort(dim=1, descending=True, stable=True).indices
     return classes[:, :count]
-
-
-def _chunks(
-    images: Iterable[AnyImage], size: int
-) -> Iterator[tuple[list[tuple[int, AnyImage]], bool]]:
-    """Yield numbered images, `size` of them or fewer, and True if the next ones are there already.
-
-    What has come of a slow stream is not kept back until more comes.
-    """
-    stream = images if isinstance(images, SlowStream) else None
-    chunk: list[tuple[int, AnyImage]] = []
-    for numbered in enumerate(images):
-        chunk.append(numbered)
-        is_waiting = stream is not None and stream.is_waiting
-        if len(chunk) == size or is_waiting:
-            yield chunk, not is_waiting
-            chunk = []
-    if chunk:
-        yield chunk, True

@@ -19,7 +19,8 @@ from vitkit.explaining.truth.class_matters import MOSAICS
 from vitkit.explaining.truth.maps import MapMaker, require_head
 from vitkit.explaining.truth.measure import PARTS, Part, measure_truth
 from vitkit.explaining.truth.report import TruthReport
-from vitkit.prediction.predictor import Images, Predictor
+from vitkit.prediction.find import Images
+from vitkit.prediction.predictor import Predictor
 from vitkit.spec import Preprocess
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import as_checkpoint

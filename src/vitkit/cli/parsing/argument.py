@@ -17,6 +17,7 @@ METAVARS = {
     "batch_size": "N",
     "budget": "TIME",
     "cache": "FOLDER",
+    "calibrate": "DATA",
     "callbacks": "MODULE:CLASS",
     "class_name": "NAME",
     "csv": "FILE",

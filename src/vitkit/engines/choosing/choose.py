@@ -16,7 +16,7 @@ from vitkit.engines.choosing.make_trials import make_trials, report_line
 from vitkit.engines.choosing.trial import LONGEST, Trial
 from vitkit.engines.choosing.trial_cache import model_folder, read_trials
 from vitkit.engines.engine import Engine, EngineRequest
-from vitkit.engines.registry import ENGINES, EXTRA, check_engine, refuse_missing
+from vitkit.engines.registry import ENGINES, EXTRA, check_engine, refuse_not_installed
 from vitkit.errors import CheckpointError, SettingError, VitkitError
 from vitkit.messages import plural
 from vitkit.models.vit import ViT
@@ -33,7 +33,7 @@ SLOW_FLOPS = 1e11
 MOST_CALIBRATION = 300
 MOST_AGREEMENT = 128
 """Images of the user's that int8 is calibrated with, and others that agreement is measured on."""
-Report = Callable[[str], None]
+Report = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Wanted:
         engine: a name of `ENGINES`, or `auto`.
         precision: `float32`, `bfloat16`, `int8` or `auto`.
         images: number of images that it will run; `None` if unknown.
+        merge: patch tokens that each block merges; 0 for none.
         samples: preprocessed images (N, C, H, W) of the user's: every other one calibrates int8,
             and agreement is measured on the rest.
         report: receives a line before trials are made, and one about their results.
@@ -52,6 +53,7 @@ class Wanted:
     engine: str = "auto"
     precision: str = "float32"
     images: int | None = None
+    merge: int = 0
     samples: Tensor | None = None
     report: Report = logging.getLogger("vitkit").info
 
@@ -91,6 +93,7 @@ def choose_engine(
         image_size=image_size or model.spec.image_size,
         device=device,
         calibration=calibration,
+        merge=wanted.merge,
     )
     pairs = _candidates(wanted)
     if len(pairs) == 1 and pairs[0][0] in ("torch", "compile"):
@@ -130,10 +133,16 @@ def _parts(samples: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 
 def _build(request: EngineRequest, name: str, precision: str) -> Engine:
     return build_engine(
-        name, request.model, precision=precision, threads=request.threads,
-        image_size=request.image_size, device=request.device, folder=request.folder,
+        name,
+        request.model,
+        precision=precision,
+        threads=request.threads,
+        image_size=request.image_size,
+        device=request.device,
+        folder=request.folder,
         calibration=request.calibration,
-    )  # fmt: skip
+        merge=request.merge,
+    )
 
 
 def _candidates(wanted: Wanted) -> list[tuple[str, str]]:
@@ -142,7 +151,7 @@ def _candidates(wanted: Wanted) -> list[tuple[str, str]]:
     if wanted.engine == "auto":
         names = [name for name, kind in ENGINES.items() if not kind.missing()]
     else:
-        refuse_missing(wanted.engine)
+        refuse_not_installed(wanted.engine)
     precisions = [wanted.precision]
     if wanted.precision == "auto":
         precisions = ["float32", "bfloat16", *(["int8"] if wanted.samples is not None else [])]

@@ -48,7 +48,8 @@ def make_trials(
     if samples is None:
         samples = sample_images(TRIAL_BATCH, spec.in_channels, request.image_size)
     with torch.inference_mode():
-        parts = [request.model(part).float() for part in samples.split(TRIAL_BATCH)]
+        model = request.for_torch()
+        parts = [model(part).float() for part in samples.split(TRIAL_BATCH)]
     with tempfile.TemporaryDirectory(prefix="vitkit-") as name:
         inputs = Path(name)
         # a file has a transform, which a trial does not use
@@ -69,7 +70,14 @@ def _try(request: EngineRequest, folder: Path, inputs: Path, pair: Pair, images:
     if precision == "int8" and request.calibration is not None:
         passes += CALIBRATION_PASSES * len(request.calibration)
     seconds = LONGEST + passes * forward_flops(request.model.spec) / SLOWEST
-    arguments = (str(inputs), str(folder), name, precision, str(request.threads))
+    arguments = (
+        str(inputs),
+        str(folder),
+        name,
+        precision,
+        str(request.threads),
+        str(request.merge),
+    )
     result = run_child(FUNCTION, *arguments, seconds=round(seconds))
     if result.reason:
         return Trial(name, precision, reason=result.reason)

@@ -74,7 +74,9 @@ def write_inputs(folder: Path, images: Tensor, logits: Tensor, calibration: Tens
     save_file(tensors, folder / TENSORS_FILE)
 
 
-def run_trial(inputs: str, kept: str, name: str, precision: str, threads: str) -> dict[str, Any]:
+def run_trial(
+    inputs: str, kept: str, name: str, precision: str, threads: str, merge: str
+) -> dict[str, Any]:
     """Try an engine and return the values of a `Trial`; runs in a child process.
 
     Args:
@@ -83,6 +85,7 @@ def run_trial(inputs: str, kept: str, name: str, precision: str, threads: str) -
         name: of the engine.
         precision: to compute in.
         threads: number of threads.
+        merge: patch tokens that each block merges.
     """
     torch.set_num_threads(int(threads))
     model = load(Path(inputs) / MODEL_FILE).model
@@ -93,7 +96,8 @@ def run_trial(inputs: str, kept: str, name: str, precision: str, threads: str) -
         start = time.perf_counter()
         engine = build_engine(
             name, model, precision=precision, threads=int(threads), folder=Path(kept),
-            image_size=(images.shape[2], images.shape[3]), calibration=tensors.get("calibration"),
+            image_size=(images.shape[2], images.shape[3]), merge=int(merge),
+            calibration=tensors.get("calibration"),
         )  # fmt: skip
         logits = engine(images)
         started = time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""What an exported model says of itself: preprocessing, class names, temperature, figures.
+"""The description inside an exported model: preprocessing, classes, temperature, figures.
 
 The description is one JSON document inside the artefact: in the metadata of an ONNX file, in the
 `rt_info` of an OpenVINO model, and in an extra file of a `.pt2` archive.
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import CheckpointError, SpecError
+from vitkit.exporting.files.endings import ENDINGS
 from vitkit.io.strict_json import parse_json
 from vitkit.messages import escape
 from vitkit.spec import Preprocess
@@ -21,8 +22,6 @@ ARTEFACT_KEY = "vitkit"
 """Key of the description in the metadata of each format."""
 ARTEFACT_VERSION = 1
 """Version of the description, written into every artefact."""
-ENDINGS = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2", "aoti": ".pt2"}
-"""Format -> ending of the file's name."""
 MAX_DESCRIPTION_BYTES = 8_000_000
 """Size of a description; 20,000 class names have some 400,000."""
 FORMATS = tuple(ENDINGS)

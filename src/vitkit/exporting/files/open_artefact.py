@@ -7,7 +7,8 @@ from os import PathLike, fspath
 from pathlib import Path
 
 from vitkit.errors import CheckpointError
-from vitkit.exporting.files.description import ENDINGS, ArtefactDescription
+from vitkit.exporting.files.description import ArtefactDescription
+from vitkit.exporting.files.endings import ENDINGS
 from vitkit.exporting.files.onnx_file import open_onnx, read_onnx_description
 from vitkit.exporting.files.openvino_file import open_openvino, read_openvino_description
 from vitkit.exporting.files.session import Session
@@ -27,11 +28,6 @@ class Artefact:
     path: Path
     description: ArtefactDescription
     session: Session
-
-
-def is_artefact(path: str | PathLike[str]) -> bool:
-    """Return True for a name that ends like an exported model's."""
-    return Path(fspath(path)).suffix.lower() in ENDINGS.values()
 
 
 def read_description(path: Path) -> ArtefactDescription:

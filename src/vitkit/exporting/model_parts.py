@@ -1,4 +1,4 @@
-"""What a predictor is made of: from a caller's function, or from an exported model's file."""
+"""The parts of a predictor: from a caller's function, or from an exported model alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from torch import Tensor
 from vitkit.data.images.preprocess import fit, normalise
 from vitkit.errors import SettingError, check_type
 from vitkit.exporting.files.open_artefact import is_artefact
-from vitkit.exporting.load_artefact import load_forward, pixel_batches
 from vitkit.spec import Preprocess
 
 
@@ -43,8 +42,8 @@ class ModelParts:
 
     def batches(self, images: Sequence[UInt8[np.ndarray, "h w C"]]) -> list[Tensor]:
         """Return prepared images as the batches that `forward` takes: one, or one for each."""
-        if self.takes_pixels:
-            return pixel_batches(images)
+        if self.takes_pixels:  # images of different sizes make no batch
+            return [_pixel_batch(image) for image in images]
         return [normalise(torch.from_numpy(np.stack(images)), self.preprocess)]
 
     def blank(self) -> Tensor:
@@ -53,6 +52,24 @@ class ModelParts:
         if self.takes_pixels:
             return torch.zeros(1, *size, 3, dtype=torch.uint8)
         return torch.zeros(1, self.preprocess.channels, *size)
+
+
+@dataclass(frozen=True)
+class SessionForward:
+    """An exported model as a function from images to logits."""
+
+    session: Session
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return logits (B, K) of images (B, C, h, w) float32, or of pixels (B, H, W, 3) uint8."""
+        return torch.from_numpy(self.session.logits(np.ascontiguousarray(images.cpu().numpy())))
+
+
+def _pixel_batch(image: UInt8[np.ndarray, "H W channels"]) -> UInt8[Tensor, "1 H W 3"]:
+    """Return a decoded image as a batch for a graph that takes pixels of any size."""
+    if image.shape[2] == 1:
+        image = np.repeat(image, 3, axis=2)
+    return torch.from_numpy(np.ascontiguousarray(image[None]))
 
 
 def model_parts(
@@ -101,8 +118,12 @@ def _of_artefact(
             f"Predictor({fspath(path)!r}): an exported model has its preprocessing, classes and "
             "temperature inside; pass its path alone"
         )
-    forward = load_forward(path, trust_code=trust_code)
-    found = forward.description
+    artefact = open_artefact(path, trust_code=trust_code)
+    found = artefact.description
     return ModelParts(
-        forward, found.preprocess, found.classes, found.temperature, found.with_preprocessing
+        SessionForward(artefact.session),
+        found.preprocess,
+        found.classes,
+        found.temperature,
+        found.with_preprocessing,
     )
