@@ -67,9 +67,9 @@ def inspect_command(
 
 def _print_exported(path: Path, *, json: bool) -> None:
     """Print the description that is inside an exported model."""
-    from vitkit.exporting.files.open_artefact import read_description
+    from vitkit.exporting.files.open_artefact import read_artefact_description
 
-    description = read_description(path)
+    description = read_artefact_description(path)
     if json:
         sys.stdout.write(f"{description.to_text()}\n")
         return

@@ -16,12 +16,7 @@ from typing import TYPE_CHECKING
 import tyro
 from tyro.conf import Positional
 
-from vitkit.cli.parsing.engine_flags import (
-    EngineChoice,
-    EngineFlags,
-    PrecisionChoice,
-    open_checkpoint,
-)
+from vitkit.cli.parsing.engine_flags import EngineChoice, EngineFlags, PrecisionChoice
 from vitkit.cli.parsing.fields import as_flags
 from vitkit.cli.parsing.images import (
     StreamedImages,
@@ -29,20 +24,18 @@ from vitkit.cli.parsing.images import (
     find_arguments,
     refuse_images_first,
 )
+from vitkit.cli.parsing.predictor_flags import PredictorFlags
 from vitkit.cli.printing.next_steps import flags
 from vitkit.cli.printing.predictions import Write, print_json, print_table
-from vitkit.exporting.files.endings import is_artefact
 from vitkit.io.atomic import replacing
 from vitkit.io.results import ResultPlaces, check_new_files, check_outputs, csv_result
 from vitkit.messages import escape, plural
 
 if TYPE_CHECKING:
-    from vitkit.engines.choosing.options import EngineOptions
     from vitkit.prediction.image_list import ImageList
     from vitkit.prediction.images import FoundImage
     from vitkit.prediction.labels import RightAnswers
-    from vitkit.prediction.predictor import Prediction, Predictor
-    from vitkit.weights.checkpoint import Checkpoint
+    from vitkit.prediction.predictor import Prediction
 
 CSV_HEADER = ("image", "rank", "label", "probability")
 LABELLED_HEADER = (*CSV_HEADER, "true_label")
@@ -84,8 +77,7 @@ def predict_command(
     the exit code is 2. Of a dataset, the number of right predictions is printed at the end.
 
     Args:
-        checkpoint: a run folder (its best weights), a checkpoint of any known format, or an
-            exported model (.onnx, .xml, .pt2), which runs on the CPU.
+        checkpoint: a run folder, a checkpoint of any known format, or an exported model.
         images: files, folders, quoted patterns ('photos/**/*.png'), http(s) addresses, - (reads
             paths from the standard input), or datasets (list.csv, x.parquet, 'wds:*.tar', mnist).
         top_k: number of classes to show.
@@ -97,14 +89,13 @@ def predict_command(
         merge: patch tokens that each block merges, for speed; 0 is none.
         json: print JSON.
         csv: write this .csv file; without --json, nothing is printed then.
-        save_images: write each image with its predicted classes as a PNG file in this folder, in
-            folders like those of the images if these come from several.
+        save_images: write each image with its predicted classes as a PNG file in this folder.
         split: train, val or test: only this split of datasets and of folders with class folders.
         data_root: folder of the named datasets, or the folder that the paths of a CSV begin at.
         overwrite: let --csv and --save-images replace any existing file that is not an input.
         strict: stop at the first image that is missing or cannot be used, and write no CSV.
         allow_partial: leave out unknown tensors, initialise missing ones at random; list both.
-        trust_code: open an exported model of torch (.pt2), which can run code that is in it.
+        trust_code: open an exported .pt2 model, which can run code that is in it.
     """
     refuse_images_first("predict", checkpoint, "IMAGES")
     outputs = _Outputs(csv, save_images, as_json=json, overwrite=overwrite)
@@ -112,47 +103,14 @@ def predict_command(
     outputs.check_table(named)  # by the names alone: opening a large dataset takes time
     found = find_arguments(images, split=split, data_root=data_root, strict=strict)
     outputs.check(found, named)
+    choice = EngineFlags(engine, precision, merge, calibrate, data_root)
+    opening = PredictorFlags(choice, device, batch_size, allow_partial, trust_code)
+    predictor, labels = opening.open(checkpoint, found)
     usable = StreamedImages(found, strict=strict, outputs={"--csv": outputs.table})
-    if is_artefact(checkpoint):
-        predictor, labels = _exported(checkpoint, found, batch_size, trust_code=trust_code)
-    else:
-        choice = EngineFlags(engine, precision, merge, calibrate, data_root)
-        loaded, options = open_checkpoint(
-            checkpoint, choice, found.total, allow_partial=allow_partial
-        )
-        predictor, labels = _predictor(loaded, found, options, device, batch_size)
-    predictions = usable.with_outputs(predictor.stream(usable, top_k))
-    outputs.write(predictions, predictor.classes, labels, found)
+    stream = usable.with_outputs(predictor.stream(usable, top_k))
+    outputs.write(stream, predictor.classes, labels, found)
     outputs.print_next([checkpoint, *images], flags(split=split, data_root=data_root))
     usable.refuse_broken()
-
-
-def _predictor(
-    checkpoint: Checkpoint,
-    images: ImageList,
-    options: EngineOptions,
-    device: str,
-    batch_size: int,
-) -> tuple[Predictor, dict[str, str]]:
-    """Return a checkpoint's predictor, and its labels of the classes of the images."""
-    from vitkit.prediction.labels import match_labels
-    from vitkit.prediction.predictor import Predictor
-
-    predictor = Predictor.from_checkpoint(
-        checkpoint, engine=options, device=device, batch_size=batch_size
-    )
-    return predictor, match_labels(checkpoint, images.classes)
-
-
-def _exported(
-    path: str, images: ImageList, batch_size: int, *, trust_code: bool
-) -> tuple[Predictor, dict[str, str]]:
-    """Return the predictor of an exported model, and its labels of the classes of the images."""
-    from vitkit.prediction.labels import match_names
-    from vitkit.prediction.predictor import Predictor
-
-    predictor = Predictor(path, batch_size=batch_size, trust_code=trust_code)
-    return predictor, match_names(predictor.classes, predictor.classes, images.classes)
 
 
 def run(arguments: list[str]) -> None:

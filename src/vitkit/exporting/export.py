@@ -71,7 +71,7 @@ def export(
 
     Args:
         checkpoint: a checkpoint or its path.
-        out: a file ending in `.onnx`, `.xml` (OpenVINO; a `.bin` comes beside it) or `.pt2` (torch).
+        out: a file ending in `.onnx`, `.xml` (OpenVINO, with a `.bin` beside it) or `.pt2` (torch).
         to: `onnx`, `openvino`, `torch` (an exported program), or `aoti` (machine code).
         data: labelled images to check it on, as for `train`; without them, accuracy is not checked.
         split: of `data`; default `val`, else `test`.

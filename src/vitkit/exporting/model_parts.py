@@ -14,7 +14,9 @@ from torch import Tensor
 
 from vitkit.data.images.preprocess import fit, normalise
 from vitkit.errors import SettingError, check_type
-from vitkit.exporting.files.open_artefact import is_artefact
+from vitkit.exporting.files.endings import is_artefact
+from vitkit.exporting.files.open_artefact import open_artefact
+from vitkit.exporting.files.session import Session
 from vitkit.spec import Preprocess
 
 

@@ -26,7 +26,7 @@ from vitkit.exporting.files.openvino_file import (
 from vitkit.exporting.files.runtime_errors import one_line_errors, runtime_module
 from vitkit.exporting.files.torch_file import (
     describe_torch,
-    refuse_no_compiler,
+    refuse_missing_compiler,
     write_aoti,
     write_torch,
 )
@@ -99,7 +99,7 @@ class ExportChoice:
         elif self.to == "openvino":
             refuse_no_instructions(out, self.precision)
         elif self.to == "aoti":
-            refuse_no_compiler()
+            refuse_missing_compiler()
         if self.int8:
             runtime_module("nncf")
 

@@ -30,7 +30,7 @@ class Artefact:
     session: Session
 
 
-def read_description(path: Path) -> ArtefactDescription:
+def read_artefact_description(path: Path) -> ArtefactDescription:
     """Read the description of an exported model; nothing of it is run.
 
     Raises:
@@ -67,13 +67,13 @@ def open_artefact(
         threads: of a run; default the runtime's choice.
 
     Raises:
-        CheckpointError: as for `read_description`; a `.pt2` file without `trust_code`; a runtime
-            that cannot open it.
+        CheckpointError: as for `read_artefact_description`; a `.pt2` file without `trust_code`; a
+            runtime that cannot open it.
         DeviceError: the CPU lacks the instructions of its precision.
         MissingExtraError: the runtime is not installed.
     """
     path = Path(fspath(path))
-    description = read_description(path)
+    description = read_artefact_description(path)
     if description.format == "onnx":
         session = open_onnx(path, threads)
     elif description.format == "openvino":

@@ -36,13 +36,13 @@ def write_aoti(program: Any, path: Path) -> None:
     Raises:
         MissingExtraError: there is no C++ compiler.
     """
-    refuse_no_compiler()
+    refuse_missing_compiler()
     inductor = runtime_module("torch._inductor")
     with one_line_errors(path, "torch's inductor", "compile"):
         inductor.aoti_compile_and_package(program, package_path=str(path))
 
 
-def refuse_no_compiler() -> None:
+def refuse_missing_compiler() -> None:
     """Raise `MissingExtraError` if there is no C++ compiler."""
     if shutil.which(COMPILER) is None:
         raise MissingExtraError(

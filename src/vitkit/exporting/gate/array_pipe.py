@@ -12,7 +12,9 @@ MAX_HEADER = 1_000_000
 """Bytes of a message's header; a longer one is not ours."""
 
 
-def send(stream: BinaryIO, values: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()) -> None:
+def send_message(
+    stream: BinaryIO, values: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()
+) -> None:
     """Write a message: a line of JSON, then the numbers of the arrays.
 
     Args:
@@ -27,8 +29,8 @@ def send(stream: BinaryIO, values: Mapping[str, Any], arrays: Sequence[np.ndarra
     stream.flush()
 
 
-def receive(stream: BinaryIO) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """Read a message that `send` wrote.
+def receive_message(stream: BinaryIO) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """Read a message that `send_message` wrote.
 
     Raises:
         EOFError: the other process has closed the pipe.

@@ -47,7 +47,7 @@ class GateBounds:
 
 
 @dataclass(frozen=True)
-class ClassPair:
+class ClassAccuracies:
     """The accuracy on the images of one class, by torch and by the exported model.
 
     Attributes:
@@ -210,7 +210,7 @@ def _accuracy(
         mine = labels == number
         name = description.classes[number] if description.classes else str(number)
         shares = (float(right[mine].double().mean()) for right in (by_torch, exported))
-        classes.append(asdict(ClassPair(name, int(mine.sum()), *shares)))
+        classes.append(asdict(ClassAccuracies(name, int(mine.sum()), *shares)))
     return scores | {"per_class": classes}
 
 
@@ -256,7 +256,7 @@ def _refuse_drop(figures: dict[str, Any], bounds: GateBounds) -> None:
             f"top-1 falls from {before:.2%} to {after:.2%} on {figures['images']:,} images, by "
             f"{drop:.2f} points (bound {bounds.max_drop:g}); {advice}"
         )
-    pairs = [ClassPair(**entry) for entry in figures["per_class"]]
+    pairs = [ClassAccuracies(**entry) for entry in figures["per_class"]]
     large = [pair for pair in pairs if pair.images >= CLASS_IMAGES]
     worst = max(large, key=lambda pair: pair.drop, default=None)
     if worst is not None and worst.drop > 2 * bounds.max_drop + 1e-9:

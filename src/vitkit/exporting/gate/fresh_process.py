@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float
 
 from vitkit.errors import CheckpointError
-from vitkit.exporting.gate.array_pipe import receive, send
+from vitkit.exporting.gate.array_pipe import receive_message, send_message
 from vitkit.process import SPINCOUNT
 
 SECONDS = 300.0
@@ -135,8 +135,8 @@ class FreshProcess:
         timer.start()
         try:
             if times:
-                send(requests, {"times": times}, arrays)
-            values, outputs = receive(answers)
+                send_message(requests, {"times": times}, arrays)
+            values, outputs = receive_message(answers)
         except (EOFError, OSError, ValueError):
             self._process.kill()
             if timed_out.is_set():

@@ -12,11 +12,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from vitkit.exporting.gate.array_pipe import receive, send
+from vitkit.exporting.gate.array_pipe import receive_message, send_message
 from vitkit.exporting.gate.no_network import cut_off_network
 
 
-def main(arguments: list[str]) -> None:
+def answer_requests(arguments: list[str]) -> None:
     """Open the artefact, then answer each message until the pipe closes.
 
     Args:
@@ -34,22 +34,22 @@ def main(arguments: list[str]) -> None:
     try:
         artefact = open_artefact(path, trust_code=True, threads=int(threads) or None)
     except VitkitError as error:
-        send(answers, {"error": str(error)})
+        send_message(answers, {"error": str(error)})
         return
     session = artefact.session
-    send(answers, {"network": network, "layers": dict(session.layers)})
+    send_message(answers, {"network": network, "layers": dict(session.layers)})
     requests: BinaryIO = sys.stdin.buffer
     while True:
         try:
-            values, arrays = receive(requests)
+            values, arrays = receive_message(requests)
         except EOFError:
             return
         try:
             outputs, seconds = _timed(session.run, arrays[0], values["times"])
         except VitkitError as error:
-            send(answers, {"error": str(error)})
+            send_message(answers, {"error": str(error)})
             return
-        send(answers, {"seconds": seconds}, outputs)
+        send_message(answers, {"seconds": seconds}, outputs)
 
 
 def _timed(run: Any, images: np.ndarray, times: int) -> tuple[list[np.ndarray], list[float]]:
@@ -63,4 +63,4 @@ def _timed(run: Any, images: np.ndarray, times: int) -> tuple[list[np.ndarray], 
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    answer_requests(sys.argv[1:])
