@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from vitkit.prediction.image_list import ImageList
     from vitkit.prediction.images import FoundImage
     from vitkit.prediction.labels import RightAnswers
-    from vitkit.prediction.predictor import Prediction
+    from vitkit.prediction.predictor import Prediction, Predictor
 
 CSV_HEADER = ("image", "rank", "label", "probability")
 LABELLED_HEADER = (*CSV_HEADER, "true_label")
@@ -72,14 +72,13 @@ def predict_command(
 ) -> None:
     """Classify images with a checkpoint, most probable class first.
 
-    Each image is printed as soon as its batch is computed: on a terminal as rows of a table with
-    bars, elsewhere as one line. An image that cannot be used is named on stderr and left out, and
-    the exit code is 2. Of a dataset, the number of right predictions is printed at the end.
+    Each is printed as soon as its batch is computed. One that cannot be used is named on stderr and
+    left out, and the exit code is 2. Of a dataset, the right predictions are counted at the end.
 
     Args:
         checkpoint: a run folder, a checkpoint of any known format, or an exported model.
-        images: files, folders, quoted patterns ('photos/**/*.png'), http(s) addresses, - (reads
-            paths from the standard input), or datasets (list.csv, x.parquet, 'wds:*.tar', mnist).
+        images: files, folders, quoted patterns ('photos/**/*.png'), http(s) addresses, - (paths
+            on the standard input), or datasets (list.csv, x.parquet, 'wds:*.tar', mnist).
         top_k: number of classes to show.
         device: cpu, cuda, mps or auto.
         batch_size: images per batch.
@@ -107,8 +106,7 @@ def predict_command(
     opening = PredictorFlags(choice, device, batch_size, allow_partial, trust_code)
     predictor, labels = opening.open(checkpoint, found)
     usable = StreamedImages(found, strict=strict, outputs={"--csv": outputs.table})
-    stream = usable.with_outputs(predictor.stream(usable, top_k))
-    outputs.write(stream, predictor.classes, labels, found)
+    outputs.write(usable.with_outputs(predictor.stream(usable, top_k)), predictor, labels, found)
     outputs.print_next([checkpoint, *images], flags(split=split, data_root=data_root))
     usable.refuse_broken()
 
@@ -229,7 +227,7 @@ class _Outputs:
     def write(
         self,
         predictions: Iterable[tuple[FoundImage, Prediction]],
-        classes: tuple[str, ...],
+        predictor: Predictor,
         labels: dict[str, str],
         images: ImageList,
     ) -> None:
@@ -237,7 +235,7 @@ class _Outputs:
 
         Args:
             predictions: of the images that can be used.
-            classes: of the model; empty means numbers.
+            predictor: that made them.
             labels: class of the dataset -> label of a prediction.
             images: the images.
         """
@@ -245,7 +243,7 @@ class _Outputs:
 
         answers = RightAnswers(labels)
         count = 0
-        with self._writers(answers, classes, images) as writers:
+        with self._writers(answers, predictor.classes, images) as writers:
             for image, prediction in predictions:
                 count += 1
                 answers.add(image, prediction.label)
