@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import torch
+from noise import fill_with_noise
 from PIL import Image
 
 import vitkit
@@ -16,12 +16,11 @@ PREPROCESS = vitkit.Preprocess(image_size=32, mean=(0.4, 0.5, 0.6), std=(0.2, 0.
 
 
 def save_checkpoint(path: Path) -> Path:
-    torch.manual_seed(0)
     model = vitkit.create_model(
         "vit_tiny_patch16_224", num_classes=len(CLASSES), image_size=32, patch_size=8, depth=1,
         width=32, num_heads=2, mlp_width=64,
     )  # fmt: skip
-    torch.nn.init.normal_(model.head.weight)
+    fill_with_noise(model, std=0.3)  # predicts all classes
     return vitkit.save(path, model, preprocess=PREPROCESS, classes=CLASSES, temperature=TEMPERATURE)
 
 

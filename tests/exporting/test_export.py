@@ -21,7 +21,7 @@ from vitkit.exporting import export as export_module
 ENDINGS = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2", "aoti": ".pt2"}
 LATER = pytest.mark.soak
 EXPORTS = [
-    pytest.param("onnx", False, id="onnx"),
+    pytest.param("onnx", False, id="onnx", marks=LATER),
     pytest.param("onnx", True, id="onnx-pixels"),
     pytest.param("openvino", False, id="openvino"),
     pytest.param("openvino", True, id="openvino-pixels", marks=LATER),
@@ -51,7 +51,7 @@ def test_an_export_is_the_checkpoint_again(checkpoint, photos, tmp_path, to, wit
     figures = json.loads(Path(f"{out}.json").read_text())
     assert figures["images"] == 40
     assert figures["torch"]["top1"] == figures["exported"]["top1"] == 1.0
-    assert {entry["name"] for entry in figures["per_class"]} <= {*CLASSES}
+    assert {entry["name"] for entry in figures["per_class"]} == {*CLASSES}
     assert figures["relative_logit_error"] < 1e-2
     assert figures["network"] in ("namespace", "audit hook")
     assert report.description.figures == figures
@@ -156,7 +156,7 @@ def test_a_broken_export_leaves_nothing(
     monkeypatch.setattr(export_module, "write_artefact", write_broken)
     with pytest.raises(vitkit.CheckpointError, match=message):
         vitkit.export(
-            checkpoint, tmp_path / "new" / "tiny.onnx", to="onnx",
+            checkpoint, tmp_path / "new" / "tiny.xml", to="openvino",
             data=str(photos) if with_data else None, allow_slower=True,
         )  # fmt: skip
     assert list(tmp_path.iterdir()) == []
@@ -166,8 +166,9 @@ def test_commands_refuse_wrong_choices_in_one_line(
     checkpoint, photos, tmp_path, capsys, monkeypatch
 ):
     other = save_images(tmp_path / "few", checkpoint, {"train": 12, "val": 12})
-    (tmp_path / "else" / "train" / "dog").mkdir(parents=True)
-    Image.fromarray(blobs(1)).save(tmp_path / "else" / "train" / "dog" / "1.png")
+    for label in ("ant", "dog"):
+        (tmp_path / "else" / "train" / label).mkdir(parents=True)
+        Image.fromarray(blobs(3)).save(tmp_path / "else" / "train" / label / "1.png")
     (tmp_path / "there.onnx").write_bytes(b"mine")
     monkeypatch.chdir(tmp_path)
     from vitkit.exporting.files import openvino_file

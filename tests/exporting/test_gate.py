@@ -80,7 +80,7 @@ def test_float32_is_bound_by_its_logits_even_where_the_classes_agree():
     judge(labels, labels, labels, FLOAT32)
     pairs = LogitPairs(torch.eye(2)[labels] * 4, torch.eye(2)[labels] * 4.1)
     figures = compare_outputs(pairs, GateImages(Labels(20), np.array(labels)), FLOAT32)
-    with pytest.raises(vitkit.CheckpointError, match=r"logits differ .* bound 0\.001"):
+    with pytest.raises(vitkit.CheckpointError, match=r"logits differ .*bound 0\.001"):
         refuse_worse(figures, FLOAT32, GateBounds())
 
 
@@ -122,7 +122,7 @@ def test_slower_is_refused_unless_it_is_allowed():
     ],
 )
 def test_a_runtime_that_dies_or_hangs_is_one_line(command, message):
-    seconds = 0.3 if "sleep" in command[-1] else 60
+    seconds = 0.3 if "sleep" in command[-1] else 60.0
     with pytest.raises(vitkit.CheckpointError, match=message) as refused:
         FreshProcess(Path("a.onnx"), command=command, seconds=seconds)
     assert "\n" not in str(refused.value)

@@ -71,7 +71,7 @@ def _pixel_batch(image: UInt8[np.ndarray, "H W channels"]) -> UInt8[Tensor, "1 H
     """Return a decoded image as a batch for a graph that takes pixels of any size."""
     if image.shape[2] == 1:
         image = np.repeat(image, 3, axis=2)
-    return torch.from_numpy(np.ascontiguousarray(image[None]))
+    return torch.from_numpy(np.array(image[None]))  # a copy: the caller's may be read-only
 
 
 def model_parts(

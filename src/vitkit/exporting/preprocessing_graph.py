@@ -82,10 +82,14 @@ class PreprocessingGraph(nn.Module):
         """Convert to grey by Rec. 601, rounded to the nearest whole number."""
         weighted = pixels.to(torch.int32) * self.grey.view(1, 3, 1, 1)
         total = weighted[:, 0:1] + weighted[:, 1:2] + weighted[:, 2:3] + 32768
-        return torch.div(total, 65536, rounding_mode="floor")
+        return torch.div(total, 65536, rounding_mode="floor").to(torch.float32)
 
     def _matrix(
-        self, axis: int, length: Int64[Tensor, ""], scaled: Int64[Tensor, ""], count: int
+        self,
+        axis: int,
+        length: Int64[Tensor, ""],
+        scaled: Int64[Tensor, ""],
+        count: int | torch.SymInt,
     ) -> Float[Tensor, "h H"]:
         """Return the resampling matrix of one axis, for the rows that the centre crop keeps.
 

@@ -20,9 +20,12 @@ from vitkit.weights.checkpoint import Checkpoint
 SAMPLE_SIZES = ((240, 320), (320, 240), (224, 224), (375, 500))
 """Heights and widths of the images that are generated where the user names no data."""
 SAMPLES_PER_SIZE = 8
-GREY_LEVEL = 128
+MEAN_LEVEL = 128
+COLOUR_RANGE = 64
 CONTRAST = 48
-"""Mean and deviation of their pixels, about those of photographs."""
+"""Mean of their pixels, how far an image's own mean is from it, and their deviation."""
+COLOUR_TURNS = (1.0, 1.7, 2.9)
+"""Angles by which red, green and blue turn from image to image, in radians."""
 FEWEST_CALIBRATION_IMAGES = 100
 """Fewer images show too little of the activations' ranges; 300 are used where there are as many."""
 
@@ -64,8 +67,12 @@ class GeneratedImages:
         for seed, size in enumerate(SAMPLE_SIZES):
             # (B, 3, H, W) of mean 0 and deviation 1
             noise = sample_images(SAMPLES_PER_SIZE, 3, size, seed).permute(0, 2, 3, 1).numpy()
-            pixels = np.clip(noise * CONTRAST + GREY_LEVEL, 0, 255).astype(np.uint8)
-            self._images.extend(pixels)
+            for number, pattern in enumerate(noise):
+                # colours that differ between images, as those of photographs do
+                turns = (seed * SAMPLES_PER_SIZE + number) * np.array(COLOUR_TURNS)
+                level = MEAN_LEVEL + COLOUR_RANGE * np.sin(turns)
+                pixels = np.clip(pattern * CONTRAST + level, 0, 255)
+                self._images.append(pixels.astype(np.uint8))
 
     def __len__(self) -> int:
         return len(self._images)
