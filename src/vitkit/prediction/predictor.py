@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Float, Int64, Shaped, UInt8
 from PIL import Image
 from torch import Tensor
 
@@ -326,7 +326,7 @@ class Predictor:
         _refuse_not_finite(outputs, [name for name in results if isinstance(name, str)])
         return outputs, results
 
-    def _outputs(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B K"]:
+    def _outputs(self, images: Shaped[Tensor, "B _ _ _"]) -> Float[Tensor, "B K"]:
         with torch.inference_mode():
             outputs = self.forward(images.to(self.device))
         shape = tuple(getattr(outputs, "shape", ()))
