@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from vitkit.data.checks.check import check as check
     from vitkit.data.datasets.dataset import Dataset as Dataset
     from vitkit.data.sources.open import open_dataset as open_dataset
+    from vitkit.engines.choosing.options import EngineOptions as EngineOptions
+    from vitkit.engines.inference_folds import optimized as optimized
+    from vitkit.engines.token_merging import merge_tokens as merge_tokens
     from vitkit.errors import CheckpointError as CheckpointError
     from vitkit.errors import DataError as DataError
     from vitkit.errors import DeviceError as DeviceError
@@ -106,6 +109,9 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "vitkit.data.checks.check": ("check",),
     "vitkit.data.datasets.dataset": ("Dataset",),
     "vitkit.data.sources.open": ("open_dataset",),
+    "vitkit.engines.choosing.options": ("EngineOptions",),
+    "vitkit.engines.inference_folds": ("optimized",),
+    "vitkit.engines.token_merging": ("merge_tokens",),
     "vitkit.errors": (
         "CheckpointError",
         "DataError",
@@ -232,6 +238,7 @@ __all__ = [
     "DistillWrapper",
     "Encoder",
     "EncoderBlock",
+    "EngineOptions",
     "Evaluation",
     "Explanation",
     "ExportReport",
@@ -290,7 +297,9 @@ __all__ = [
     "list_models",
     "load",
     "measure_registers",
+    "merge_tokens",
     "open_dataset",
+    "optimized",
     "parameter_groups",
     "plot_attention",
     "plot_attention_sheet",

@@ -61,7 +61,7 @@ def run_child(
             env=variables,
         )
     except subprocess.TimeoutExpired:
-        return ChildResult(reason=f"no answer in {seconds:g} s")
+        return ChildResult(reason=f"no answer in {seconds:.3g} s")
     except OSError as error:
         return ChildResult(reason=f"no child process could be started: {error}")
     if process.returncode < 0:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -92,8 +92,8 @@ def optimized(
     return folded
 
 
-def _cast_images(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    images, *others = inputs
+def _cast_images(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    images, *others = inputs  # images, and perhaps a record
     return (images.to(next(model.parameters()).dtype), *others)
 
 

@@ -48,8 +48,11 @@ class PackedLinear(nn.Module):
 
 def can_pack(dtype: torch.dtype) -> bool:
     """Return True if oneDNN's linear layers exist here for a dtype."""
-    known = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkldnn.is_available()
-    return known and dtype in (torch.float32, torch.bfloat16)
+    try:
+        torch.ops.mkldnn._reorder_linear_weight(torch.zeros(16, 16, dtype=dtype), 1)
+    except (AttributeError, RuntimeError):  # no oneDNN, or a processor without the instructions
+        return False
+    return True
 
 
 def fastest_kernels(model: ViT, batch_size: int) -> None:

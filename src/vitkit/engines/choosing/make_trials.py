@@ -78,7 +78,7 @@ def _try(request: EngineRequest, folder: Path, inputs: Path, pair: Pair, images:
         str(request.threads),
         str(request.merge),
     )
-    result = run_child(FUNCTION, *arguments, seconds=round(seconds))
+    result = run_child(FUNCTION, *arguments, seconds=seconds)
     if result.reason:
         return Trial(name, precision, reason=result.reason)
     return Trial.from_json(result.value)

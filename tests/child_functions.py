@@ -1,0 +1,36 @@
+"""Functions that `test_child.py` runs in child processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from vitkit.errors import SettingError
+
+
+def add(first: str, second: str) -> int:
+    sys.stdout.write("a runtime prints this\n")
+    return int(first) + int(second)
+
+
+def crash(name: str) -> None:
+    os.kill(os.getpid(), signal.Signals[name])
+
+
+def hang() -> None:
+    time.sleep(60)
+
+
+def refuse() -> None:
+    raise SettingError("precision int3 does not exist")
+
+
+def fail() -> None:
+    raise RuntimeError("no such operator\nmore lines")
+
+
+def leave() -> None:
+    sys.stderr.write("first\nlast words\n")
+    os._exit(7)

@@ -1,0 +1,122 @@
+"""Folds for inference: the same outputs to rounding, in float64, for every kind of model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from noise import fill_with_noise
+from torch import nn
+
+import vitkit
+from vitkit.engines.inference_folds import QueryScaledAttention, fold_for_inference
+from vitkit.engines.kernels import PackedLinear, can_pack
+from vitkit.errors import SettingError
+
+SMALL = {"image_size": 32, "patch_size": 8, "width": 16, "depth": 2, "num_heads": 2,
+         "mlp_width": 24, "num_classes": 5, "layer_scale": 0.1}  # fmt: skip
+KINDS = {
+    "plain": {},
+    "post_norm": {"block": "post_norm"},
+    "res_post_norm": {"block": "res_post_norm"},
+    "swiglu_packed": {"mlp": "swiglu_packed", "activation": "silu", "num_registers": 2},
+    "swiglu_split": {"mlp": "swiglu_split", "activation": "silu"},
+    "no_qkv_bias": {"qkv_bias": False},
+    "no_key_bias": {"qkv_bias": "no_key"},
+    "qk_norm": {"qk_norm": True},
+    "rope": {"positions": "rope", "class_token": False, "pooling": "mean"},
+    "rms": {"norm": "rms", "qk_norm": True},
+    "distilled": {"distillation_token": True},
+    "map": {"pooling": "map", "class_token": False},
+    "resnet": {"stem": "resnet", "resnet_layers": (1, 1), "embedding_norm": True},
+}
+
+
+def noisy(**fields: object) -> vitkit.ViT:
+    model = vitkit.ViT(vitkit.ViTSpec(**SMALL | fields)).double().eval()
+    fill_with_noise(model, std=0.4)
+    return model
+
+
+def some_images(count: int = 3) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(count, 3, 32, 32, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folded_model_computes_the_same(kind):
+    model, images = noisy(**KINDS[kind]), some_images()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    fast = vitkit.optimized(model, measure=False)
+    records = [vitkit.Record(attention=[0, 1], tokens=[0]) for _ in range(2)]
+    with torch.inference_mode():
+        torch.testing.assert_close(fast(images), model(images), rtol=1e-9, atol=1e-9)
+        ours, theirs = fast.forward_features(images), model.forward_features(images)
+        torch.testing.assert_close(ours.patches, theirs.patches, rtol=1e-9, atol=1e-9)
+        fast(images, records[0])
+        model(images, records[1])
+    for layer in (0, 1):
+        torch.testing.assert_close(records[0].attention[layer], records[1].attention[layer])
+    torch.testing.assert_close(records[0].tokens[0], records[1].tokens[0])
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_the_operations_are_gone():
+    fast = fold_for_inference(noisy())
+    for block in fast.blocks:
+        assert block.norm1.weight is None
+        assert block.norm2.weight is None
+        assert isinstance(block.ls1, nn.Identity)
+        assert isinstance(block.ls2, nn.Identity)
+        assert isinstance(block.attn, QueryScaledAttention)
+    assert fast.norm.weight is not None, "features after the last norm stay the same"
+
+
+@pytest.mark.parametrize("fields", [{}, {"stem": "linear", "patch_bias": False}])
+def test_pixels_go_in_where_the_normalisation_is_folded(fields):
+    model = noisy(**fields)
+    preprocess = vitkit.Preprocess(image_size=32, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.1))
+    fast = vitkit.optimized(model, preprocess=preprocess, measure=False)
+    pixels = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    mean = torch.tensor(preprocess.mean, dtype=torch.float64)[:, None, None]
+    std = torch.tensor(preprocess.std, dtype=torch.float64)[:, None, None]
+    with torch.inference_mode():
+        expected = model((pixels.double() / 255 - mean) / std)
+        torch.testing.assert_close(fast(pixels), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_the_normalisation_cannot_go_into_a_resnet():
+    with pytest.raises(SettingError, match="the stem of this model is 'resnet'"):
+        vitkit.optimized(noisy(**KINDS["resnet"]), preprocess=vitkit.Preprocess(image_size=32))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"precision": "int8"}, "use float32 or bfloat16"), ({"model": "b.pt"}, "not a str")],
+)
+@pytest.mark.usefixtures("wrong_types_come_in")
+def test_wrong_arguments(arguments, message):
+    with pytest.raises(SettingError, match=message):
+        vitkit.optimized(**{"model": noisy()} | arguments)
+
+
+def test_measured_kernels_compute_the_same():
+    model, images = noisy().float(), some_images().float()
+    for precision, tolerance in (("float32", 1e-4), ("bfloat16", 0.2)):
+        fast = vitkit.optimized(model, precision=precision, batch_size=2)
+        with torch.inference_mode():
+            torch.testing.assert_close(
+                fast(images).float(), model(images), rtol=tolerance, atol=tolerance
+            )
+        assert next(fast.parameters()).dtype == getattr(torch, precision)
+        assert not any(parameter.requires_grad for parameter in fast.parameters())
+
+
+@pytest.mark.skipif(not can_pack(torch.float32), reason="torch has no oneDNN here")
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_packed_layer_is_a_linear_layer(bias):
+    linear = nn.Linear(48, 32, bias=bias)
+    inputs = torch.randn(3, 7, 48)
+    with torch.inference_mode():
+        packed = PackedLinear(linear, rows=21)
+        for part in (inputs, inputs[:1]):  # another number of rows, too
+            torch.testing.assert_close(packed(part), linear(part))
