@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from vitkit.explaining.model.registers import test_time_registers as test_time_registers
     from vitkit.explaining.truth.report import TruthReport as TruthReport
     from vitkit.explaining.truth.score import TruthScore as TruthScore
+    from vitkit.exporting.export import export as export
+    from vitkit.exporting.report import ExportReport as ExportReport
     from vitkit.layer_table import summary as summary
     from vitkit.models.attention import CrossAttention as CrossAttention
     from vitkit.models.attention import MultiHeadSelfAttention as MultiHeadSelfAttention
@@ -145,6 +147,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "vitkit.explaining.truth.report": ("TruthReport",),
     "vitkit.explaining.truth.score": ("TruthScore",),
+    "vitkit.exporting.export": ("export",),
+    "vitkit.exporting.report": ("ExportReport",),
     "vitkit.layer_table": ("summary",),
     "vitkit.models.attention": (
         "CrossAttention",
@@ -237,6 +241,7 @@ __all__ = [
     "EngineOptions",
     "Evaluation",
     "Explanation",
+    "ExportReport",
     "FeatureMaps",
     "Features",
     "ImageError",
@@ -282,6 +287,7 @@ __all__ = [
     "evaluate",
     "explain",
     "explain_model",
+    "export",
     "find_artefacts",
     "find_images",
     "find_register_neurons",

@@ -38,6 +38,7 @@ VERBS = {
     "embed": "write the features of images to an .npz file",
     "inspect": "identify a weights file of any known format",
     "convert": "write a checkpoint in another format, and verify it",
+    "export": "write a checkpoint for another runtime, and check it there",
     "report": "write a page about a run: scores, curves, mistakes, calibration",
     "summary": "print the layer table of a model or a checkpoint",
     "plan": "estimate memory, speed and days of a training before it is started",

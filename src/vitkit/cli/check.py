@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import tyro
 from tyro.conf import Positional
 
-from vitkit.cli.images import files_of_data
 from vitkit.cli.parsing.fields import as_flags
+from vitkit.cli.parsing.images import files_of_data
 from vitkit.cli.printing.columns import fold, terminal_width
 from vitkit.cli.printing.next_steps import flags, print_results
 from vitkit.errors import DataError

@@ -11,12 +11,6 @@ from typing import TYPE_CHECKING
 import tyro
 from tyro.conf import Positional
 
-from vitkit.cli.images import (
-    StreamedImages,
-    files_of_checkpoint,
-    find_arguments,
-    refuse_images_first,
-)
 from vitkit.cli.parsing.engine_flags import (
     EngineChoice,
     EngineFlags,
@@ -24,6 +18,12 @@ from vitkit.cli.parsing.engine_flags import (
     open_checkpoint,
 )
 from vitkit.cli.parsing.fields import as_flags
+from vitkit.cli.parsing.images import (
+    StreamedImages,
+    files_of_checkpoint,
+    find_arguments,
+    refuse_images_first,
+)
 from vitkit.io.results import check_outputs
 from vitkit.messages import escape, plural
 from vitkit.prediction.features_file import FEATURES_FILE, write_features

@@ -16,9 +16,9 @@ import numpy as np
 import tyro
 from tyro.conf import Positional
 
-from vitkit.cli.images import files_of_checkpoint, files_of_data, refuse_images_first
 from vitkit.cli.parsing.engine_flags import EngineChoice, EngineFlags, PrecisionChoice
 from vitkit.cli.parsing.fields import as_flags
+from vitkit.cli.parsing.images import files_of_checkpoint, files_of_data, refuse_images_first
 from vitkit.cli.printing.columns import align, fold, terminal_width
 from vitkit.cli.printing.next_steps import flags, print_results, suggest
 from vitkit.errors import SettingError

@@ -15,13 +15,13 @@ from vitkit.cli.explaining.checkpoint import load_on_device, model_of_passes
 from vitkit.cli.explaining.model import draw_what_was_learned, refuse_without_effect
 from vitkit.cli.explaining.options import ALL, named_as_options, options_of, read_options
 from vitkit.cli.explaining.outputs import check_files, check_one_file, explanation_files, is_file
-from vitkit.cli.images import (
+from vitkit.cli.parsing.fields import as_flags
+from vitkit.cli.parsing.images import (
     StreamedImages,
     files_of_checkpoint,
     find_arguments,
     refuse_images_first,
 )
-from vitkit.cli.parsing.fields import as_flags
 from vitkit.cli.printing.next_steps import flags, print_results
 from vitkit.errors import SettingError
 from vitkit.explaining.methods import METHODS

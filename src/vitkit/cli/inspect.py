@@ -6,6 +6,7 @@ import json as json_text
 import sys
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import tyro
@@ -16,6 +17,7 @@ from vitkit.cli.parsing.fields import SPEC, take_fields
 from vitkit.cli.parsing.words import read_words
 from vitkit.cli.printing.columns import fold, terminal_width
 from vitkit.cli.printing.next_steps import flags, suggest
+from vitkit.exporting.files.endings import is_artefact
 
 EXAMPLES = (
     "vitkit inspect model.safetensors  # library, model, preprocessing, and how each is known",
@@ -35,12 +37,16 @@ def inspect_command(
     """Identify a weights file: which library wrote it, its model, and how each field is known.
 
     Args:
-        file: weights of any known format, or a folder with them.
+        file: weights of any known format, a folder with them, or an exported model; nothing of an
+            exported model is run.
         model: name of the model, for fields that the file does not state.
         json: print JSON.
         trust_pickle: load .pth, .pt and .bin files, with torch's weights_only=True.
         spec: fields of `ViTSpec` that the file does not state.
     """
+    if is_artefact(file):
+        _print_exported(Path(file), json=json)
+        return
     # imported here: --help does not wait for torch
     from vitkit.weights.inspection import inspect as inspect_file
 
@@ -57,6 +63,18 @@ def inspect_command(
     # the other verbs take a file alone
     then = ("convert", file, "model.safetensors", "--to", "vitkit") if stated else ("summary", file)
     suggest((*then, *stated))
+
+
+def _print_exported(path: Path, *, json: bool) -> None:
+    """Print the description that is inside an exported model."""
+    from vitkit.exporting.files.open_artefact import read_artefact_description
+
+    description = read_artefact_description(path)
+    if json:
+        sys.stdout.write(f"{description.to_text()}\n")
+        return
+    lines = "".join(f"{line}\n" for line in description.lines())
+    sys.stdout.write(fold(lines, terminal_width()))
 
 
 def describe(_: Sequence[str] = ()) -> Command:

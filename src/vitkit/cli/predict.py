@@ -16,19 +16,15 @@ from typing import TYPE_CHECKING
 import tyro
 from tyro.conf import Positional
 
-from vitkit.cli.images import (
+from vitkit.cli.parsing.engine_flags import EngineChoice, EngineFlags, PrecisionChoice
+from vitkit.cli.parsing.fields import as_flags
+from vitkit.cli.parsing.images import (
     StreamedImages,
     files_of_checkpoint,
     find_arguments,
     refuse_images_first,
 )
-from vitkit.cli.parsing.engine_flags import (
-    EngineChoice,
-    EngineFlags,
-    PrecisionChoice,
-    open_checkpoint,
-)
-from vitkit.cli.parsing.fields import as_flags
+from vitkit.cli.parsing.predictor_flags import PredictorFlags
 from vitkit.cli.printing.next_steps import flags
 from vitkit.cli.printing.predictions import Write, print_json, print_table
 from vitkit.io.atomic import replacing
@@ -36,12 +32,10 @@ from vitkit.io.results import ResultPlaces, check_new_files, check_outputs, csv_
 from vitkit.messages import escape, plural
 
 if TYPE_CHECKING:
-    from vitkit.engines.choosing.options import EngineOptions
     from vitkit.prediction.image_list import ImageList
     from vitkit.prediction.images import FoundImage
     from vitkit.prediction.labels import RightAnswers
     from vitkit.prediction.predictor import Prediction, Predictor
-    from vitkit.weights.checkpoint import Checkpoint
 
 CSV_HEADER = ("image", "rank", "label", "probability")
 LABELLED_HEADER = (*CSV_HEADER, "true_label")
@@ -74,17 +68,17 @@ def predict_command(
     overwrite: bool = False,
     strict: bool = False,
     allow_partial: bool = False,
+    trust_code: bool = False,
 ) -> None:
     """Classify images with a checkpoint, most probable class first.
 
-    Each image is printed as soon as its batch is computed: on a terminal as rows of a table with
-    bars, elsewhere as one line. An image that cannot be used is named on stderr and left out, and
-    the exit code is 2. Of a dataset, the number of right predictions is printed at the end.
+    Each is printed as soon as its batch is computed. One that cannot be used is named on stderr and
+    left out, and the exit code is 2. Of a dataset, the right predictions are counted at the end.
 
     Args:
-        checkpoint: a run folder (its best weights), or a checkpoint of any known format.
-        images: files, folders, quoted patterns ('photos/**/*.png'), http(s) addresses, - (reads
-            paths from the standard input), or datasets (list.csv, x.parquet, 'wds:*.tar', mnist).
+        checkpoint: a run folder, a checkpoint of any known format, or an exported model.
+        images: files, folders, quoted patterns ('photos/**/*.png'), http(s) addresses, - (paths
+            on the standard input), or datasets (list.csv, x.parquet, 'wds:*.tar', mnist).
         top_k: number of classes to show.
         device: cpu, cuda, mps or auto.
         batch_size: images per batch.
@@ -94,13 +88,13 @@ def predict_command(
         merge: patch tokens that each block merges, for speed; 0 is none.
         json: print JSON.
         csv: write this .csv file; without --json, nothing is printed then.
-        save_images: write each image with its predicted classes as a PNG file in this folder, in
-            folders like those of the images if these come from several.
+        save_images: write each image with its predicted classes as a PNG file in this folder.
         split: train, val or test: only this split of datasets and of folders with class folders.
         data_root: folder of the named datasets, or the folder that the paths of a CSV begin at.
         overwrite: let --csv and --save-images replace any existing file that is not an input.
         strict: stop at the first image that is missing or cannot be used, and write no CSV.
         allow_partial: leave out unknown tensors, initialise missing ones at random; list both.
+        trust_code: open an exported .pt2 model, which can run code that is in it.
     """
     refuse_images_first("predict", checkpoint, "IMAGES")
     outputs = _Outputs(csv, save_images, as_json=json, overwrite=overwrite)
@@ -108,23 +102,13 @@ def predict_command(
     outputs.check_table(named)  # by the names alone: opening a large dataset takes time
     found = find_arguments(images, split=split, data_root=data_root, strict=strict)
     outputs.check(found, named)
-    usable = StreamedImages(found, strict=strict, outputs={"--csv": outputs.table})
     choice = EngineFlags(engine, precision, merge, calibrate, data_root)
-    loaded, options = open_checkpoint(checkpoint, choice, found.total, allow_partial=allow_partial)
-    predictor = _predictor(loaded, options, device, batch_size)
-    outputs.write(usable.with_outputs(predictor.stream(usable, top_k)), loaded, found)
+    opening = PredictorFlags(choice, device, batch_size, allow_partial, trust_code)
+    predictor, labels = opening.open(checkpoint, found)
+    usable = StreamedImages(found, strict=strict, outputs={"--csv": outputs.table})
+    outputs.write(usable.with_outputs(predictor.stream(usable, top_k)), predictor, labels, found)
     outputs.print_next([checkpoint, *images], flags(split=split, data_root=data_root))
     usable.refuse_broken()
-
-
-def _predictor(
-    checkpoint: Checkpoint, options: EngineOptions, device: str, batch_size: int
-) -> Predictor:
-    from vitkit.prediction.predictor import Predictor
-
-    return Predictor.from_checkpoint(
-        checkpoint, engine=options, device=device, batch_size=batch_size
-    )
 
 
 def run(arguments: list[str]) -> None:
@@ -243,15 +227,23 @@ class _Outputs:
     def write(
         self,
         predictions: Iterable[tuple[FoundImage, Prediction]],
-        checkpoint: Checkpoint,
+        predictor: Predictor,
+        labels: dict[str, str],
         images: ImageList,
     ) -> None:
-        """Write predictions as they come; then print, on stderr, what was right and written."""
-        from vitkit.prediction.labels import RightAnswers, match_labels
+        """Write predictions as they come; then print, on stderr, what was right and written.
 
-        answers = RightAnswers(match_labels(checkpoint, images.classes))
+        Args:
+            predictions: of the images that can be used.
+            predictor: that made them.
+            labels: class of the dataset -> label of a prediction.
+            images: the images.
+        """
+        from vitkit.prediction.labels import RightAnswers
+
+        answers = RightAnswers(labels)
         count = 0
-        with self._writers(answers, checkpoint, images) as writers:
+        with self._writers(answers, predictor.classes, images) as writers:
             for image, prediction in predictions:
                 count += 1
                 answers.add(image, prediction.label)
@@ -271,7 +263,7 @@ class _Outputs:
 
     @contextmanager
     def _writers(
-        self, answers: RightAnswers, checkpoint: Checkpoint, images: ImageList
+        self, answers: RightAnswers, classes: tuple[str, ...], images: ImageList
     ) -> Iterator[list[Write]]:
         # files are written to their end, whether or not what is printed is read
         goes_on = self.table is not None or self._folder is not None
@@ -282,7 +274,7 @@ class _Outputs:
             if self._as_json:
                 writers.append(stack.enter_context(print_json(goes_on=goes_on)))
             if not writers:
-                table = print_table(images, checkpoint.classes, goes_on=goes_on)
+                table = print_table(images, classes, goes_on=goes_on)
                 writers.append(stack.enter_context(table))
             if self._drawings is not None:
                 writers.append(partial(self._drawings.save, answers))

@@ -30,7 +30,23 @@ def match_labels(checkpoint: Checkpoint, classes: Sequence[str]) -> dict[str, st
         if checkpoint.classes or len(labels) != len(classes):
             return {}
         return dict(zip(classes, labels, strict=True))
-    # `indices` has no entry for a class that the checkpoint lacks
+    return match_names(names, labels, classes)
+
+
+def match_names(
+    names: Sequence[str], labels: Sequence[str], classes: Sequence[str]
+) -> dict[str, str]:
+    """Match the classes of a dataset with the K classes of a model by their names.
+
+    Args:
+        names: the K classes, in the spelling of the dataset.
+        labels: the K classes, as a `Prediction` has them.
+        classes: the classes of the dataset.
+
+    Returns:
+        As `match_labels`.
+    """
+    # `indices` has no entry for a class that the model lacks
     match = match_classes(classes, names)
     matched = [name for name in dict.fromkeys(classes) if name not in match.unknown]
     return {

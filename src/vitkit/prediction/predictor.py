@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Float, Int64, Shaped, UInt8
 from PIL import Image
 from torch import Tensor
 
 from vitkit.data.datasets.memory_limit import PIXELS_AT_ONCE, MemoryLimit
-from vitkit.data.images.preprocess import fit, normalise
 from vitkit.devices import resolve_device
 from vitkit.engines.choosing.options import Calibration, EngineOptions, engine_of
-from vitkit.errors import CheckpointError, ImageError, SettingError, UserCodeError, check_type
+from vitkit.errors import CheckpointError, ImageError, SettingError, UserCodeError
 from vitkit.evaluation.finite_outputs import finite_rows, refuse_not_finite
+from vitkit.exporting.model_parts import model_parts
 from vitkit.messages import plural
 from vitkit.plots.html import html_bars
 from vitkit.prediction.find import Images, as_list
@@ -65,52 +64,48 @@ class Predictor:
     """A classifier of images, with the preprocessing of its checkpoint.
 
     Args:
-        forward: preprocessed images (B, C, H, W) float32 -> logits (B, K), on `device`.
-        preprocess: the evaluation transform, such as `checkpoint.preprocess`; required.
+        forward: preprocessed images (B, C, H, W) float32 -> logits (B, K), on `device`; or the path
+            of an exported model (`vitkit.export`), which has all but the batch size inside and
+            runs on the CPU.
+        preprocess: the evaluation transform, such as `checkpoint.preprocess`; required for a
+            function.
         classes: the K names; empty means numbers.
         device: the device of the images that `forward` receives.
         batch_size: images per batch.
-        temperature: divides the logits before the softmax.
+        temperature: divides the logits before the softmax; default 1.
+        trust_code: open an exported model of torch (`.pt2`), which can run code that is in it.
 
     Attributes:
         forward: the engine itself, as given; one that returns something else than (B, K) raises
             `UserCodeError` in a call.
 
     Raises:
+        CheckpointError: a path of a file that is not an exported model.
         SettingError: no function, no preprocessing, a batch size below 1, or a temperature that is
             not positive.
     """
 
     def __init__(
         self,
-        forward: Callable[[Tensor], Tensor],
+        forward: Callable[[Tensor], Tensor] | str | PathLike[str],
         preprocess: Preprocess | None = None,
         classes: Sequence[str] = (),
         *,
         device: torch.device | str = "cpu",
         batch_size: int = 64,
-        temperature: float = 1.0,
+        temperature: float | None = None,
+        trust_code: bool = False,
     ) -> None:
-        given: object = forward
-        if not callable(given):
-            shown = repr(fspath(given)) if isinstance(given, str | PathLike) else "checkpoint"
-            raise SettingError(
-                "Predictor takes a function from images to logits; write "
-                f"vitkit.Predictor.from_checkpoint({shown})"
-            )
-        expected = "its preprocessing as the second argument, such as checkpoint.preprocess"
-        check_type(preprocess, Preprocess, "Predictor", expected)
-        assert preprocess is not None, "checked above"
+        parts = model_parts(forward, preprocess, classes, temperature, trust_code=trust_code)
         if batch_size < 1:
             raise SettingError.about("batch_size", batch_size, "must be 1 or more")
-        if not 0 < temperature < math.inf:
-            raise SettingError(f"temperature {temperature:g} must be a positive number")
-        self.forward = forward
-        self.preprocess = preprocess
-        self.classes = tuple(classes)
+        self.forward = parts.forward
+        self.preprocess = parts.preprocess
+        self.classes = parts.classes
         self.device = torch.device(device)
         self.batch_size = batch_size
-        self.temperature = temperature
+        self.temperature = parts.temperature
+        self._parts = parts
 
     @classmethod
     def from_checkpoint(
@@ -261,8 +256,7 @@ class Predictor:
             # without failures, the rows of a batch are its images in order
             batches.append(rows)
         if not batches:  # the engine knows the number of columns
-            blank = torch.zeros(1, len(self.preprocess.mean), *self.preprocess.image_size)
-            return self._outputs(blank)[:0]
+            return self._outputs(self._parts.blank())[:0]
         return torch.cat(batches)
 
     def _prediction(self, image: str, values: list[float], classes: list[int]) -> Prediction:
@@ -308,7 +302,7 @@ class Predictor:
     ) -> ResizedImage | ImageError:
         with memory.admission() as admit:  # until the pixels are in the model's size
             try:
-                return fit(read_any_image(image, name, admit), self.preprocess)
+                return self._parts.prepare(read_any_image(image, name, admit))
             except ImageError as error:
                 return error
 
@@ -328,11 +322,11 @@ class Predictor:
         # every image of the batch failed, so the model has nothing to run
         if not pixels:
             return torch.empty(0, max(len(self.classes), 1)), results
-        outputs = self._outputs(normalise(torch.from_numpy(np.stack(pixels)), self.preprocess))
+        outputs = torch.cat([self._outputs(batch) for batch in self._parts.batches(pixels)])
         _refuse_not_finite(outputs, [name for name in results if isinstance(name, str)])
         return outputs, results
 
-    def _outputs(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B K"]:
+    def _outputs(self, images: Shaped[Tensor, "B _ _ _"]) -> Float[Tensor, "B K"]:
         with torch.inference_mode():
             outputs = self.forward(images.to(self.device))
         shape = tuple(getattr(outputs, "shape", ()))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitkit.cli.explaining.registers import MOST_IMAGES, Registers
-from vitkit.cli.images import StreamedImages
+from vitkit.cli.parsing.images import StreamedImages
 from vitkit.cli.printing.predictions import print_now
 from vitkit.errors import ImageError
 from vitkit.explaining.choice import choose_method

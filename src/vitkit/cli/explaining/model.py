@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitkit.cli.images import StreamedImages, files_of_checkpoint
+from vitkit.cli.parsing.images import StreamedImages, files_of_checkpoint
 from vitkit.cli.printing.next_steps import flags, print_results
 from vitkit.errors import SettingError
 from vitkit.messages import plural

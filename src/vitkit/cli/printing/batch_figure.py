@@ -27,7 +27,7 @@ def write_batch_figure(config: TrainConfig) -> None:
         UserError: wrong settings or data, or a file of that name that is no earlier figure.
     """
     # imported here, as those below: --help and wrong settings wait for none of them
-    from vitkit.cli.images import files_of_data
+    from vitkit.cli.parsing.images import files_of_data
 
     path = Path(BATCH_FIGURE)
     inputs = files_of_data(config.data, path, BATCH_FILE, data_root=config.data_root)

@@ -1,0 +1,92 @@
+"""`vitkit export CHECKPOINT OUT --to FORMAT`."""
+
+from __future__ import annotations
+
+import json as json_text
+import sys
+from typing import Any, Literal
+
+import tyro
+from tyro.conf import Positional
+
+from vitkit.cli.parsing.fields import as_flags
+from vitkit.cli.parsing.images import refuse_images_first
+from vitkit.cli.printing.columns import fold, terminal_width
+from vitkit.cli.printing.next_steps import print_results
+
+# written out, as the formats themselves are read with their runtimes
+ExportFormat = Literal["onnx", "openvino", "torch", "aoti"]
+ExportPrecision = Literal["float32", "bfloat16", "float16"]
+
+
+EXAMPLES = (
+    "vitkit export runs/photos-vit-1 photos.onnx --to onnx --data photos",
+    "vitkit export runs/photos-vit-1 photos.onnx --to onnx --with-preprocessing  # takes pixels",
+    "vitkit export runs/photos-vit-1 photos.xml --to openvino --data photos --int8 "
+    "--calibrate photos",
+)
+
+
+def export_command(
+    checkpoint: Positional[str],
+    out: Positional[str],
+    *,
+    to: ExportFormat,
+    data: str | None = None,
+    split: str | None = None,
+    data_root: str | None = None,
+    with_preprocessing: bool = False,
+    precision: ExportPrecision = "float32",
+    int8: bool = False,
+    calibrate: str | None = None,
+    opset: int | None = None,
+    max_drop: float = 0.5,
+    allow_slower: bool = False,
+    overwrite: bool = False,
+    json: bool = False,
+) -> None:
+    """Write a checkpoint for another runtime; keep the result only if it is as good as torch.
+
+    The file is run in a fresh process without network: its logits are compared with torch's, its
+    accuracy on your images with that of vitkit eval, its latency with torch's. One that is worse or
+    slower than the bounds is refused, and nothing is left. A script without vitkit is printed.
+
+    Args:
+        checkpoint: a run folder (its best weights), or a checkpoint of any known format.
+        out: a file that ends in .onnx, .xml (OpenVINO; a .bin is written beside it) or .pt2.
+        to: onnx, openvino, torch (an exported program) or aoti (machine code for this CPU).
+        data: labelled images to check it on, as for train; without them, accuracy is not checked.
+        split: of the data; default val, or test if there is no val.
+        data_root: the folder of named datasets; for a CSV the folder of its paths.
+        with_preprocessing: resize in the graph: uint8 images of any size in, probabilities out.
+        precision: of the numbers; OpenVINO stores float16 and computes in float32.
+        int8: quantise the linear layers of the blocks, with --to openvino and --calibrate.
+        calibrate: images to measure the ranges of activations on, as for train; 300 are used.
+        opset: version of the operators of ONNX; default 20.
+        max_drop: points of a hundred that top-1 may fall; twice as many in a class of 50 images.
+        allow_slower: accept more than 1.5 times torch's latency, for int8 and half precision more
+            than 1.05 times that of the same runtime in float32.
+        overwrite: replace existing files.
+        json: print JSON.
+    """
+    refuse_images_first("export", checkpoint, "OUT")
+    # imported here: --help does not wait for torch
+    from vitkit.exporting.export import export
+
+    images = {"data": data, "split": split, "data_root": data_root, "calibrate": calibrate}
+    graph = {"precision": precision, "int8": int8, "with_preprocessing": with_preprocessing}
+    gate: dict[str, Any] = {"max_drop": max_drop, "allow_slower": allow_slower}
+    others: dict[str, Any] = {**images, **graph, **gate, "opset": opset, "overwrite": overwrite}
+    report = export(checkpoint, out, to=to, **others)
+    if json:
+        sys.stdout.write(json_text.dumps(report.to_json(), indent=2) + "\n")
+        return
+    sys.stdout.write(fold(f"{report}\n", terminal_width()))
+    sys.stdout.write(f"\nwithout vitkit:\n\n{report.script}")
+    print_results(then=[("inspect", out)])
+
+
+def run(arguments: list[str]) -> None:
+    """Parse the arguments and export."""
+    with as_flags("split", "max_drop"):
+        tyro.cli(export_command, args=arguments, prog="vitkit export")

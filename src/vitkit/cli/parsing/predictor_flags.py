@@ -1,0 +1,69 @@
+"""Flags from which a predictor is opened: of a checkpoint, or of an exported model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vitkit.cli.parsing.engine_flags import EngineFlags, open_checkpoint
+from vitkit.errors import SettingError
+from vitkit.exporting.files.endings import is_artefact
+
+if TYPE_CHECKING:
+    from vitkit.prediction.image_list import ImageList
+    from vitkit.prediction.predictor import Predictor
+
+
+@dataclass(frozen=True)
+class PredictorFlags:
+    """The flags, by their names.
+
+    Attributes:
+        choice: engine, precision, merging and calibration of a checkpoint.
+        device: of a checkpoint.
+        batch_size: images per batch.
+        allow_partial: accept a checkpoint with unknown or missing tensors.
+        trust_code: open an exported model of torch.
+    """
+
+    choice: EngineFlags
+    device: str
+    batch_size: int
+    allow_partial: bool
+    trust_code: bool
+
+    def open(self, path: str, images: ImageList) -> tuple[Predictor, dict[str, str]]:
+        """Return the predictor, and its labels of the classes of the images.
+
+        Args:
+            path: a checkpoint, a run folder, or an exported model.
+            images: that will be predicted.
+
+        Raises:
+            SettingError: flags of a checkpoint's engine with an exported model.
+        """
+        # imported here: --help does not wait for torch
+        from vitkit.prediction.labels import match_labels, match_names
+        from vitkit.prediction.predictor import Predictor
+
+        if is_artefact(path):
+            self._refuse_engine(path)
+            predictor = Predictor(path, batch_size=self.batch_size, trust_code=self.trust_code)
+            return predictor, match_names(predictor.classes, predictor.classes, images.classes)
+        checkpoint, options = open_checkpoint(
+            path, self.choice, images.total, allow_partial=self.allow_partial
+        )
+        predictor = Predictor.from_checkpoint(
+            checkpoint, engine=options, device=self.device, batch_size=self.batch_size
+        )
+        return predictor, match_labels(checkpoint, images.classes)
+
+    def _refuse_engine(self, path: str) -> None:
+        """Refuse flags that an exported model leaves no choice of."""
+        choice = self.choice
+        plain = EngineFlags("auto", "float32", 0, None, choice.data_root)
+        if choice != plain or self.device not in ("auto", "cpu"):
+            raise SettingError(
+                f"{path} is an exported model, which has its runtime and precision and runs on the "
+                "CPU; leave out --engine, --precision, --merge, --calibrate and --device"
+            )

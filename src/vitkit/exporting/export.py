@@ -1,0 +1,300 @@
+"""Export a checkpoint for another runtime, and check the result before it gets its name."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitkit.devices import on_device
+from vitkit.errors import CheckpointError, OutputError, SettingError
+from vitkit.exporting.files.description import ArtefactDescription
+from vitkit.exporting.gate.checks import (
+    GateBounds,
+    compare_outputs,
+    model_inputs,
+    paired_logits,
+    refuse_fake_int8,
+    refuse_worse,
+)
+from vitkit.exporting.gate.fresh_process import FreshProcess
+from vitkit.exporting.gate.gate_images import GateImages, open_calibration, open_gate_images
+from vitkit.exporting.gate.latency import measure_latency, refuse_slower
+from vitkit.exporting.report import ExportReport
+from vitkit.exporting.write_artefact import (
+    ExportChoice,
+    describe_artefact,
+    linear_layers,
+    write_artefact,
+)
+from vitkit.io.atomic import output_error, refuse_existing, sync, sync_folder
+from vitkit.io.digests import file_sha256
+from vitkit.weights.checkpoint import Checkpoint
+from vitkit.weights.load import as_checkpoint
+
+FIGURES_ENDING = ".json"
+"""Ending of the file with the figures, after the artefact's name."""
+MAX_POINTS = 100.0
+
+
+def export(
+    checkpoint: Checkpoint | str | Path,
+    out: str | Path,
+    *,
+    to: str,
+    data: str | None = None,
+    split: str | None = None,
+    data_root: str | Path | None = None,
+    int8: bool = False,
+    calibrate: str | None = None,
+    precision: str = "float32",
+    with_preprocessing: bool = False,
+    opset: int | None = None,
+    max_drop: float = 0.5,
+    allow_slower: bool = False,
+    overwrite: bool = False,
+) -> ExportReport:
+    """Write a checkpoint for another runtime; keep the result only if it is as good as torch.
+
+    The file is run in a fresh process without network. Its logits are compared with torch's, its
+    accuracy on your images with that of `vitkit eval`, its latency with torch's. Class names,
+    preprocessing, temperature and the figures are inside, and the figures in `OUT.json`, too.
+
+    Args:
+        checkpoint: a checkpoint or its path.
+        out: a file ending in `.onnx`, `.xml` (OpenVINO, with a `.bin` beside it) or `.pt2` (torch).
+        to: `onnx`, `openvino`, `torch` (an exported program), or `aoti` (machine code).
+        data: labelled images to check it on, as for `train`; without them, accuracy is not checked.
+        split: of `data`; default `val`, else `test`.
+        data_root: the folder of named datasets.
+        int8: quantise the linear layers of the blocks; needs `calibrate` and OpenVINO.
+        calibrate: other images, as for `train`, of which 300 show the ranges of activations.
+        precision: `float32`, `bfloat16` or `float16`, which OpenVINO stores alone.
+        with_preprocessing: resize in the graph: (B, H, W, 3) uint8 RGB in, probabilities and logits
+            out.
+        opset: version of ONNX's operators; default 20.
+        max_drop: points of a hundred that top-1 may fall; twice as many in a class of 50 images.
+        allow_slower: accept more than 1.5 times torch's latency, for int8 and half precision more
+            than 1.05 times that of the same runtime in float32.
+        overwrite: replace existing files.
+
+    Raises:
+        CheckpointError: it cannot be exported, or is refused; nothing is left behind.
+        DataError, DeviceError, MissingExtraError, OutputError, SettingError: as their names say.
+    """
+    choice = ExportChoice(to, precision, int8, with_preprocessing, opset)
+    source = _Sources(data, split, data_root, calibrate)
+    bounds = GateBounds(max_drop, allow_slower)
+    return _export(checkpoint, Path(out), choice, source, bounds, overwrite=overwrite)
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """The data of an export, by the names of `export`."""
+
+    data: str | None
+    split: str | None
+    data_root: str | Path | None
+    calibrate: str | None
+
+
+def _export(
+    checkpoint: Checkpoint | str | Path,
+    out: Path,
+    choice: ExportChoice,
+    sources: _Sources,
+    bounds: GateBounds,
+    *,
+    overwrite: bool,
+) -> ExportReport:
+    """Check all that can be known before, then write and check the artefact."""
+    choice.check(out)
+    if not 0 <= bounds.max_drop <= MAX_POINTS:
+        raise SettingError.about("max_drop", bounds.max_drop, "must be from 0 to 100 points")
+    if choice.int8 != (sources.calibrate is not None):
+        raise SettingError(
+            "--int8 needs --calibrate DATA (calibrate=), and --calibrate needs --int8: images to "
+            "measure the ranges of activations on, such as the training data"
+        )
+    if not overwrite:
+        refuse_existing([out, *_companions(out)])
+    checkpoint = as_checkpoint(checkpoint)
+    if checkpoint.model.spec.num_classes == 0:
+        raise CheckpointError(
+            f"{checkpoint.path or 'this model'} has no head and predicts no classes; "
+            "vitkit train --pretrained trains one"
+        )
+    # the reference is computed where the result runs
+    model = on_device(checkpoint.model, torch.device("cpu"))
+    checkpoint = replace(checkpoint, model=model)
+    images = open_gate_images(checkpoint, sources.data, sources.split, sources.data_root)
+    calibration: list[np.ndarray] = []
+    if sources.calibrate is not None:
+        calibration = open_calibration(checkpoint, sources.calibrate, images, sources.data_root)
+    job = _Job(checkpoint, choice, images, calibration, bounds)
+    with _temporary_folder(out) as folder:
+        description = job.make(folder / out.name)
+        files = _move(folder, out)
+    return ExportReport(out, files, description, description.figures)
+
+
+class _Job:
+    """An export on its way: a candidate in a temporary folder, and its check."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        choice: ExportChoice,
+        images: GateImages,
+        calibration: list[np.ndarray],
+        bounds: GateBounds,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.choice = choice
+        self.images = images
+        self.calibration = calibration
+        self.bounds = bounds
+
+    def make(self, path: Path) -> ArtefactDescription:
+        """Write the artefact, check it, and add the figures; return its description.
+
+        Raises:
+            CheckpointError: it is refused.
+        """
+        description = self._describe(self.choice)
+        write_artefact(self.checkpoint, self.choice, path, description, self.calibration)
+        figures, outputs = self._check(path, description)
+        described = replace(description, figures=figures)
+        describe_artefact(path, described)
+        # the file with the figures inside is the one that is kept
+        with FreshProcess(path) as process:
+            again = process.run(self._first_batch())
+        for first, second in zip(outputs, again, strict=True):
+            if not np.array_equal(first, second):
+                raise CheckpointError(
+                    f"{path.name}: gives other outputs after its figures were added; report this"
+                )
+        text = json.dumps(figures, indent=2) + "\n"
+        path.with_name(path.name + FIGURES_ENDING).write_text(text, encoding="utf-8")
+        return described
+
+    def _describe(self, choice: ExportChoice) -> ArtefactDescription:
+        checkpoint = self.checkpoint
+        source: dict[str, Any] = {}
+        if checkpoint.path is not None:
+            source["name"] = checkpoint.path.name
+            if checkpoint.path.is_file():
+                source["sha256"] = file_sha256(checkpoint.path)
+        return ArtefactDescription(
+            format=choice.to,
+            preprocess=checkpoint.preprocess,
+            classes=checkpoint.classes,
+            num_classes=checkpoint.model.spec.num_classes,
+            temperature=checkpoint.temperature,
+            precision=choice.precision,
+            int8=choice.int8,
+            with_preprocessing=choice.with_preprocessing,
+            versions={"vitkit": version("vitkit"), "torch": torch.__version__},
+            source=source,
+        )
+
+    def _check(
+        self, path: Path, description: ArtefactDescription
+    ) -> tuple[dict[str, Any], list[np.ndarray]]:
+        """Return the figures of the candidate, and its outputs for the first batch.
+
+        Raises:
+            CheckpointError: it is refused.
+        """
+        with ExitStack() as stack:
+            process = stack.enter_context(FreshProcess(path))
+            if description.int8:
+                refuse_fake_int8(process.layers, linear_layers(self.checkpoint))
+            pairs = paired_logits(self.checkpoint, self.images, process, description)
+            figures = compare_outputs(pairs, self.images, description)
+            refuse_worse(figures, description, self.bounds)
+            baseline = None
+            if description.int8 or description.precision != "float32":
+                baseline = stack.enter_context(self._float32_twin(path))
+            image = self.images.read(0)
+            latency = measure_latency(self.checkpoint, image, process, description, baseline)
+            refuse_slower(latency, description, self.bounds)
+            outputs = process.run(self._first_batch())
+        figures |= {
+            "latency": latency,
+            "int8_layers": process.layers if description.int8 else {},
+            "network": process.network,
+            "bounds": vars(self.bounds),
+        }
+        return figures, outputs
+
+    def _first_batch(self) -> np.ndarray:
+        """Return the first image, as the artefact takes it."""
+        image = self.images.read(0)
+        if self.choice.with_preprocessing:
+            return image[None]
+        return model_inputs([image], self.checkpoint).numpy()
+
+    def _float32_twin(self, path: Path) -> FreshProcess:
+        """Return the same model in float32 by the same runtime, in a process of its own."""
+        folder = path.parent / "float32"
+        folder.mkdir()
+        choice = replace(self.choice, int8=False, precision="float32")
+        twin = folder / path.name
+        write_artefact(self.checkpoint, choice, twin, self._describe(choice))
+        process = FreshProcess(twin)
+        shutil.rmtree(folder)  # it is in memory
+        return process
+
+
+def _companions(out: Path) -> list[Path]:
+    """Return the files that may be written beside an artefact."""
+    figures = out.with_name(out.name + FIGURES_ENDING)
+    if out.suffix.lower() == ".xml":
+        return [out.with_suffix(".bin"), figures]
+    return [figures]
+
+
+@contextmanager
+def _temporary_folder(out: Path) -> Iterator[Path]:
+    """Yield a folder on the file system of `out`, which is deleted at the end.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    # missing folders are created only for a result
+    parent = next(folder for folder in out.absolute().parents if os.path.lexists(folder))
+    folder = parent / f".{out.name}.{os.getpid()}.tmp"
+    if out.is_dir():
+        raise OutputError(f"OUT {out} is a folder; name a file")
+    try:
+        folder.mkdir()
+    except OSError as error:
+        raise output_error(out, error) from None
+    try:
+        yield folder
+    except OSError as error:
+        raise output_error(out, error) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _move(folder: Path, out: Path) -> tuple[Path, ...]:
+    """Give the finished files their names; the artefact itself comes last."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    written = sorted(folder.iterdir(), key=lambda path: path.name == out.name)
+    for file in written:
+        sync(file)
+        os.replace(file, out.parent / file.name)
+    sync_folder(out.parent)
+    names = sorted(path.name for path in written)
+    return tuple(out.parent / name for name in names)

@@ -1,0 +1,1 @@
+"""The files of exported models: written, checked before a runtime opens them, and opened."""

@@ -1,0 +1,188 @@
+"""ONNX files: written in one piece, checked before a runtime opens them, and run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from vitkit.errors import CheckpointError, SettingError
+from vitkit.exporting.files.description import ARTEFACT_KEY
+from vitkit.exporting.files.runtime_errors import first_line, one_line_errors, runtime_module
+from vitkit.exporting.files.session import Session
+
+OLDEST_OPSET = 18
+"""The exporter writes this opset first; older ones lack operators of the models."""
+MAX_PROTOBUF = 2**31
+"""Bytes of the largest file without external data."""
+STANDARD_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "pkg.onnxscript.torch_lib")
+"""Domains of operators that onnxruntime has itself."""
+DATA_ENDING = ".data"
+"""Ending, after the file's name, of the external data of more than 2 GB."""
+EXTERNAL = 1
+"""`TensorProto.DataLocation.EXTERNAL` of onnx.proto."""
+
+
+def check_opset(opset: int | None) -> None:
+    """Refuse an opset that cannot be written.
+
+    Raises:
+        SettingError: too old, or newer than the installed `onnx`.
+    """
+    if opset is None:
+        return
+    newest = runtime_module("onnx").defs.onnx_opset_version()
+    if not OLDEST_OPSET <= opset <= newest:
+        raise SettingError(
+            f"--opset {opset} (opset=): expected {OLDEST_OPSET} to {newest}; older ones lack "
+            "operators of the model, and newer ones are not known to the installed onnx"
+        )
+
+
+def write_onnx(proto: Any, path: Path, description: str) -> None:
+    """Write a model with its description; weights go into a second file only beyond 2 GB.
+
+    Args:
+        proto: `onnx.ModelProto`.
+        path: of the file.
+        description: the text of an `ArtefactDescription`.
+    """
+    onnx = runtime_module("onnx")
+    _describe(proto, description)
+    large = proto.ByteSize() >= MAX_PROTOBUF
+    onnx.save_model(proto, str(path), save_as_external_data=large, location=path.name + DATA_ENDING)
+
+
+def describe_onnx(path: Path, description: str) -> None:
+    """Replace the description of a file that vitkit has written."""
+    onnx = runtime_module("onnx")
+    proto = onnx.load_model(str(path), load_external_data=False)
+    _describe(proto, description)
+    path.write_bytes(proto.SerializeToString())
+
+
+def _describe(proto: Any, description: str) -> None:
+    kept = [(one.key, one.value) for one in proto.metadata_props if one.key != ARTEFACT_KEY]
+    del proto.metadata_props[:]
+    for key, value in (*kept, (ARTEFACT_KEY, description)):
+        entry = proto.metadata_props.add()
+        entry.key, entry.value = key, value
+
+
+def read_onnx_description(path: Path) -> str | None:
+    """Return the description in a file; nothing of it is run.
+
+    Raises:
+        CheckpointError: truncated or not an ONNX file; data of it outside of its folder; operators
+            that no runtime has by itself.
+        MissingExtraError: `onnx` is not installed.
+    """
+    onnx = runtime_module("onnx")
+    try:
+        proto = onnx.load_model(str(path), load_external_data=False)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    except Exception as error:  # noqa: BLE001 - protobuf raises a class of its own
+        raise CheckpointError(
+            f"{path}: truncated, damaged, or not an ONNX file ({first_line(error)}); copy or "
+            "export it again"
+        ) from None
+    if not proto.graph.node:
+        raise CheckpointError(
+            f"{path}: truncated, or not an ONNX file: its graph is empty; copy or export it again"
+        )
+    for tensor in _tensors(proto):
+        if tensor.data_location == EXTERNAL:
+            _check_location(path, tensor)
+    own_domains = {function.domain for function in proto.functions}
+    for node in _nodes(proto):
+        if node.domain not in STANDARD_DOMAINS and node.domain not in own_domains:
+            raise CheckpointError(
+                f"{path}: its operator {node.op_type} is of {node.domain!r}, which needs a library "
+                "of its own; export the checkpoint again with vitkit export"
+            )
+    for entry in proto.metadata_props:
+        if entry.key == ARTEFACT_KEY:
+            return str(entry.value)
+    return None
+
+
+def _check_location(path: Path, tensor: Any) -> None:
+    """Refuse weights in a file outside of the artefact's folder, or in one that is missing."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = PurePosixPath(entries.get("location", "").replace("\\", "/"))
+    outside = location.is_absolute() or ".." in location.parts or ":" in str(location)
+    file = path.parent / location
+    if outside or not file.resolve().is_relative_to(path.parent.resolve()):
+        raise CheckpointError(
+            f"{path}: its tensor {tensor.name!r} is in {str(location)!r}, outside of the file's "
+            "folder; such a file is not opened"
+        )
+    if not file.is_file():
+        raise CheckpointError(
+            f"{path}: its weights are in {str(location)!r} beside it, which is missing; copy both "
+            "files"
+        )
+
+
+def _graphs(proto: Any) -> Iterator[Any]:
+    """Yield the graph, those in its nodes, and the functions."""
+    waiting = [proto.graph, *proto.functions]
+    while waiting:
+        graph = waiting.pop()
+        yield graph
+        for node in graph.node:
+            for attribute in node.attribute:
+                if attribute.HasField("g"):
+                    waiting.append(attribute.g)
+                waiting.extend(attribute.graphs)
+
+
+def _nodes(proto: Any) -> Iterator[Any]:
+    for graph in _graphs(proto):
+        yield from graph.node
+
+
+def _tensors(proto: Any) -> Iterator[Any]:
+    """Yield every tensor of a model: weights, and constants in nodes."""
+    for graph in _graphs(proto):
+        if hasattr(graph, "initializer"):  # a function has none
+            yield from graph.initializer
+            for sparse in graph.sparse_initializer:
+                yield sparse.values
+                yield sparse.indices
+        for node in graph.node:
+            for attribute in node.attribute:
+                if attribute.HasField("t"):
+                    yield attribute.t
+                yield from attribute.tensors
+
+
+def open_onnx(path: Path, threads: int | None = None) -> Session:
+    """Open a file that `read_onnx_description` has checked, on the CPU.
+
+    Args:
+        path: of the file.
+        threads: of a run; default the runtime's choice.
+
+    Raises:
+        CheckpointError: onnxruntime lacks an operator, or a newer opset is needed.
+        MissingExtraError: onnxruntime is not installed.
+    """
+    runtime = runtime_module("onnxruntime")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 4
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    with one_line_errors(path, "onnxruntime", "open"):
+        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+
+    def run(images: np.ndarray) -> list[np.ndarray]:
+        with one_line_errors(path, "onnxruntime", "run"):
+            outputs: list[np.ndarray] = session.run(None, {name: images})
+        return outputs
+
+    return Session(run)

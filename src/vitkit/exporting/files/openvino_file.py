@@ -1,0 +1,136 @@
+"""OpenVINO models: an `.xml` file with the graph and the `.bin` file beside it with the weights."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+
+from vitkit.engines.quantise import count_int8_layers
+from vitkit.errors import CheckpointError, DeviceError
+from vitkit.exporting.files.description import ARTEFACT_KEY
+from vitkit.exporting.files.runtime_errors import first_line, one_line_errors, runtime_module
+from vitkit.exporting.files.session import Session
+
+MAX_XML = 200_000_000
+"""Bytes of a graph without its weights; those of the largest models have some 10 MB."""
+PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "float16": "f32"}
+"""Precision of an artefact -> OpenVINO's name of that of its inference; float16 is stored alone."""
+CAPABILITIES = {"bfloat16": "BF16"}
+"""Precision -> the capability that the CPU needs for it."""
+
+
+def weights_beside(path: Path) -> Path:
+    """Return the file of the weights, beside the graph."""
+    return path.with_suffix(".bin")
+
+
+def write_openvino(model: Any, path: Path, description: str, *, half: bool) -> None:
+    """Write a model with its description.
+
+    Args:
+        model: `openvino.Model`.
+        path: of the `.xml` file.
+        description: the text of an `ArtefactDescription`.
+        half: store the weights in float16.
+    """
+    model.set_rt_info(description, ARTEFACT_KEY)
+    runtime_module("openvino").save_model(model, str(path), compress_to_fp16=half)
+
+
+def describe_openvino(path: Path, description: str) -> None:
+    """Replace the description of a model that vitkit has written; the weights stay."""
+    tree = ElementTree.parse(path)
+    entry = tree.getroot().find(f"rt_info/{ARTEFACT_KEY}")
+    assert entry is not None, "write_openvino has written it"
+    entry.set("value", description)
+    tree.write(path, encoding="utf-8", xml_declaration=True)
+
+
+def read_openvino_description(path: Path) -> str | None:
+    """Return the description in a model; nothing of it is run.
+
+    Raises:
+        CheckpointError: truncated or not an OpenVINO model, or weights missing or cut off.
+    """
+    root = _parse(path)
+    if root.tag != "net" or root.find("layers") is None:
+        raise CheckpointError(f"{path}: not an OpenVINO model; expected <net> with <layers>")
+    weights = weights_beside(path)
+    if not weights.is_file():
+        raise CheckpointError(f"{path}: its weights {weights.name} are missing; copy both files")
+    needed = 0
+    for data in root.iterfind("layers/layer/data"):
+        # weights are at an offset of the .bin file
+        offset, size = data.get("offset"), data.get("size")
+        if offset is not None and size is not None and offset.isdigit() and size.isdigit():
+            needed = max(needed, int(offset) + int(size))
+    if needed > weights.stat().st_size:
+        raise CheckpointError(
+            f"{weights}: truncated: {weights.stat().st_size} of {needed} bytes; copy or export "
+            "it again"
+        )
+    entry = root.find(f"rt_info/{ARTEFACT_KEY}")
+    return None if entry is None else entry.get("value")
+
+
+def _parse(path: Path) -> ElementTree.Element:
+    try:
+        if path.stat().st_size > MAX_XML:
+            raise CheckpointError(f"{path}: {path.stat().st_size} bytes are too many for a graph")
+        text = path.read_bytes()
+        # entities may expand without end, and name other files; the format has none
+        if re.search(rb"<!(DOCTYPE|ENTITY)", text):
+            raise CheckpointError(f"{path}: has a DOCTYPE, which no OpenVINO model has")
+        return ElementTree.fromstring(text)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ElementTree.ParseError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path}: truncated, damaged, or not an OpenVINO model ({first_line(error)}); copy or "
+            "export it again"
+        ) from None
+
+
+def refuse_no_instructions(path: Path, precision: str) -> None:
+    """Raise `DeviceError` if the CPU lacks the instructions of a precision."""
+    core = runtime_module("openvino").Core()
+    needed = CAPABILITIES.get(precision)
+    if needed and needed not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        raise DeviceError(
+            f"{path}: this CPU has no instructions for {precision}, and OpenVINO would compute in "
+            "float32; use --precision float32"
+        )
+
+
+def open_openvino(path: Path, precision: str, threads: int | None = None) -> Session:
+    """Open a model that `read_openvino_description` has checked, on the CPU.
+
+    Args:
+        path: of the `.xml` file.
+        precision: of the artefact.
+        threads: of a run; default the runtime's choice.
+
+    Raises:
+        CheckpointError: OpenVINO lacks an operator.
+        DeviceError: the CPU lacks the instructions of the precision.
+        MissingExtraError: OpenVINO is not installed.
+    """
+    refuse_no_instructions(path, precision)
+    core = runtime_module("openvino").Core()
+    settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": PRECISIONS.get(precision, "f32")}
+    settings["PERFORMANCE_HINT"] = "LATENCY"
+    if threads is not None:
+        settings["INFERENCE_NUM_THREADS"] = threads
+    with one_line_errors(path, "OpenVINO", "open"):
+        compiled = core.compile_model(core.read_model(str(path)), "CPU", settings)
+
+    def run(images: np.ndarray) -> list[np.ndarray]:
+        with one_line_errors(path, "OpenVINO", "run"):
+            outputs = compiled(images)
+            return [np.array(outputs[index]) for index in range(len(compiled.outputs))]
+
+    return Session(run, count_int8_layers(compiled))

@@ -1,0 +1,296 @@
+"""The gate: an exported model is compared with torch, and refused if it is worse or slower."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitkit.data.images.preprocess import fit, normalise
+from vitkit.errors import CheckpointError
+from vitkit.evaluation.evaluation_loop import evaluate_outputs
+from vitkit.evaluation.finite_outputs import finite_rows, refuse_not_finite
+from vitkit.exporting.files.description import ArtefactDescription
+from vitkit.exporting.gate.fresh_process import FreshProcess
+from vitkit.exporting.gate.gate_images import GateImages
+from vitkit.messages import plural
+from vitkit.weights.checkpoint import Checkpoint
+
+BATCH_SIZE = 16
+CLASS_IMAGES = 50
+"""Images from which on the accuracy of a single class is bounded."""
+LOGIT_BOUNDS = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
+"""Precision -> the largest relative error of logits, whose cause is rounding."""
+PREPROCESSING_BOUND = 2e-2
+"""The same with preprocessing inside: single pixels differ by 1 of 255."""
+INT8_BOUND = 0.3
+"""The same for int8 without labelled images; with them the accuracy decides."""
+FEWEST_FOR_ONE_CLASS = 8
+"""Images from which on a model that gives one class to all of them is refused."""
+
+
+@dataclass(frozen=True)
+class GateBounds:
+    """How much worse an exported model may be.
+
+    Attributes:
+        max_drop: of top-1, in points of a hundred; in one class twice as much.
+        allow_slower: True if it may be slower than the bound.
+    """
+
+    max_drop: float = 0.5
+    allow_slower: bool = False
+
+
+@dataclass(frozen=True)
+class ClassAccuracies:
+    """The accuracy on the images of one class, by torch and by the exported model.
+
+    Attributes:
+        name: of the class.
+        images: how many there are.
+        torch: share that is right by torch, in [0, 1].
+        exported: the same by the exported model.
+    """
+
+    name: str
+    images: int
+    torch: float
+    exported: float
+
+    @property
+    def drop(self) -> float:
+        """How much worse the exported model is, in points of a hundred."""
+        return 100 * (self.torch - self.exported)
+
+
+@dataclass(frozen=True)
+class LogitPairs:
+    """Logits of the same images by torch and by the exported model, each (N, K) float32."""
+
+    torch: Tensor
+    exported: Tensor
+
+    @property
+    def relative_error(self) -> float:
+        """The error's root mean square, over that of torch's logits around each image's mean."""
+        centred = self.torch - self.torch.mean(1, keepdim=True)
+        scale = max(_root_mean_square(centred), 1e-6)
+        return _root_mean_square(self.exported - self.torch) / scale
+
+
+def _root_mean_square(values: Tensor) -> float:
+    return float(values.double().square().mean().sqrt())
+
+
+def paired_logits(
+    checkpoint: Checkpoint,
+    images: GateImages,
+    process: FreshProcess,
+    description: ArtefactDescription,
+) -> LogitPairs:
+    """Return the logits of all images, by torch as `vitkit eval` computes them, and exported.
+
+    Args:
+        checkpoint: its model runs in float32 on the CPU.
+        images: N of them.
+        process: the exported model in a process of its own.
+        description: of the exported model.
+
+    Raises:
+        CheckpointError: the exported model cannot be run, or gives another shape.
+    """
+    by_torch, exported = [], []
+    for start in range(0, len(images), BATCH_SIZE):
+        stop = min(start + BATCH_SIZE, len(images))
+        raw = [images.read(index) for index in range(start, stop)]
+        inputs = model_inputs(raw, checkpoint)
+        by_torch.append(torch_logits(checkpoint, inputs))
+        if description.with_preprocessing:
+            # images of different sizes make no batch
+            rows = [_checked(process.run(pixels[None]), description) for pixels in raw]
+            exported.append(np.concatenate(rows))
+        else:
+            exported.append(_checked(process.run(inputs.numpy()), description))
+    return LogitPairs(torch.cat(by_torch), torch.from_numpy(np.concatenate(exported)))
+
+
+def model_inputs(raw: list[np.ndarray], checkpoint: Checkpoint) -> Tensor:
+    """Return decoded images as the model's input, (B, C, h, w)."""
+    pixels = np.stack([fit(image, checkpoint.preprocess) for image in raw])
+    return normalise(torch.from_numpy(pixels), checkpoint.preprocess)
+
+
+def torch_logits(checkpoint: Checkpoint, inputs: Tensor) -> Tensor:
+    """Return the model's logits (B, K) float32."""
+    with torch.inference_mode():
+        logits: Tensor = checkpoint.model(inputs).float()
+    return logits
+
+
+def _checked(
+    outputs: list[np.ndarray], description: ArtefactDescription
+) -> Float[np.ndarray, "B K"]:
+    """Return the logits; with preprocessing the probabilities must be theirs."""
+    logits = outputs[-1].astype(np.float32)
+    if logits.ndim != 2 or logits.shape[1] != description.num_classes:
+        raise CheckpointError(
+            f"the exported model returns {logits.shape}; expected {description.num_classes} logits "
+            "an image"
+        )
+    if description.with_preprocessing:
+        wanted = torch.from_numpy(logits / description.temperature).softmax(1).numpy()
+        # NaN is reported by the gate
+        if np.isfinite(logits).all() and np.abs(outputs[0] - wanted).max() > 1e-3:
+            raise CheckpointError(
+                "the exported model's probabilities are not the softmax of its logits with "
+                f"temperature {description.temperature:g}"
+            )
+    return logits
+
+
+def compare_outputs(
+    pairs: LogitPairs, images: GateImages, description: ArtefactDescription
+) -> dict[str, Any]:
+    """Return the figures of a comparison, by name.
+
+    Args:
+        pairs: the logits.
+        images: with labels, if accuracy is to be compared.
+        description: of the exported model.
+
+    Raises:
+        CheckpointError: torch's own logits are not finite.
+    """
+    refuse_not_finite(int((~finite_rows(pairs.torch)).sum()), len(images))
+    finite = finite_rows(pairs.exported)
+    figures: dict[str, Any] = {
+        "data": images.data,
+        "split": images.split,
+        "images": len(images),
+        "not_finite": int((~finite).sum()),
+    }
+    if not finite.all():
+        return figures
+    predicted = pairs.exported.argmax(1)
+    expected = pairs.torch.argmax(1)
+    figures |= {
+        "largest_logit_difference": float((pairs.exported - pairs.torch).abs().max()),
+        "relative_logit_error": pairs.relative_error,
+        "agreement": float((predicted == expected).double().mean()),
+        "classes_predicted": {
+            "torch": len(expected.unique()),
+            "exported": len(predicted.unique()),
+        },
+    }
+    if images.labels is not None:
+        figures |= _accuracy(pairs, images, description)
+    return figures
+
+
+def _accuracy(
+    pairs: LogitPairs, images: GateImages, description: ArtefactDescription
+) -> dict[str, Any]:
+    """Return the scores of both, as `vitkit eval` counts them, and the accuracy in each class."""
+    labels = torch.from_numpy(np.array(images.labels))
+    scores: dict[str, Any] = {}
+    for name, logits in (("torch", pairs.torch), ("exported", pairs.exported)):
+        found, _ = evaluate_outputs(
+            [(logits, labels)], description.num_classes, description.temperature
+        )
+        scores[name] = {key: float(found[key]) for key in ("top1", "loss", "ece")}
+    by_torch = pairs.torch.argmax(1) == labels
+    exported = pairs.exported.argmax(1) == labels
+    classes = []
+    for number in labels.unique().tolist():
+        mine = labels == number
+        name = description.classes[number] if description.classes else str(number)
+        shares = (float(right[mine].double().mean()) for right in (by_torch, exported))
+        classes.append(asdict(ClassAccuracies(name, int(mine.sum()), *shares)))
+    return scores | {"per_class": classes}
+
+
+def refuse_worse(
+    figures: dict[str, Any], description: ArtefactDescription, bounds: GateBounds
+) -> None:
+    """Refuse an exported model by its figures.
+
+    Raises:
+        CheckpointError: NaN, one class for every image, accuracy below the bound, or logits that
+            differ by more than rounding.
+    """
+    images = figures["images"]
+    if figures["not_finite"]:
+        raise _refused(
+            f"it gives NaN or infinity for {figures['not_finite']:,} of {plural(images, 'image')}"
+        )
+    predicted = figures["classes_predicted"]
+    one_class = predicted["exported"] == 1 < predicted["torch"]
+    if one_class and images >= FEWEST_FOR_ONE_CLASS:
+        raise _refused(
+            f"it predicts the same class for all {images:,} images, where torch predicts "
+            f"{predicted['torch']} classes"
+        )
+    if "torch" in figures:
+        _refuse_drop(figures, bounds)
+    bound = _logit_bound(description, "torch" in figures)
+    error = figures["relative_logit_error"]
+    if error > bound:
+        raise _refused(
+            f"its logits differ from torch's by {error:.2g} of their spread (bound {bound:g}); it "
+            f"agrees on the class of {figures['agreement']:.1%} of {plural(images, 'image')}"
+        )
+
+
+def _refuse_drop(figures: dict[str, Any], bounds: GateBounds) -> None:
+    """Refuse a drop of top-1, or of one class's accuracy, beyond the bounds."""
+    before, after = figures["torch"]["top1"], figures["exported"]["top1"]
+    drop = 100 * (before - after)
+    advice = "raise --max-drop (max_drop=) to accept it"
+    if drop > bounds.max_drop + 1e-9:
+        raise _refused(
+            f"top-1 falls from {before:.2%} to {after:.2%} on {figures['images']:,} images, by "
+            f"{drop:.2f} points (bound {bounds.max_drop:g}); {advice}"
+        )
+    pairs = [ClassAccuracies(**entry) for entry in figures["per_class"]]
+    large = [pair for pair in pairs if pair.images >= CLASS_IMAGES]
+    worst = max(large, key=lambda pair: pair.drop, default=None)
+    if worst is not None and worst.drop > 2 * bounds.max_drop + 1e-9:
+        raise _refused(
+            f"the accuracy of {worst.name!r} falls from {worst.torch:.2%} to {worst.exported:.2%} "
+            f"on {worst.images:,} images, by {worst.drop:.2f} points (bound "
+            f"{2 * bounds.max_drop:g}); {advice}"
+        )
+
+
+def _logit_bound(description: ArtefactDescription, labelled: bool) -> float:
+    if description.int8:
+        return np.inf if labelled else INT8_BOUND
+    bound = LOGIT_BOUNDS[description.precision]
+    return max(bound, PREPROCESSING_BOUND) if description.with_preprocessing else bound
+
+
+def refuse_fake_int8(layers: dict[str, int], expected: int) -> None:
+    """Refuse an int8 model that the runtime executes in float32.
+
+    Args:
+        layers: layers that are executed in int8, by type, read back from the runtime.
+        expected: the linear layers of the blocks.
+
+    Raises:
+        CheckpointError: fewer layers than expected.
+    """
+    found = sum(layers.values())
+    if found < expected:
+        raise _refused(
+            f"the runtime executes {found} of {expected} linear layers of the blocks in int8, the "
+            "others in float32; export without --int8"
+        )
+
+
+def _refused(reason: str) -> CheckpointError:
+    return CheckpointError(f"export refused, nothing is written: {reason}")

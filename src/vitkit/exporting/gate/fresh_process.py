@@ -1,0 +1,162 @@
+"""An exported model in a fresh process without network, driven through pipes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+from jaxtyping import Float
+
+from vitkit.errors import CheckpointError
+from vitkit.exporting.gate.array_pipe import receive_message, send_message
+from vitkit.process import SPINCOUNT
+
+SECONDS = 300.0
+"""Time that opening, or one batch, may take; the largest models take some 30 s a batch."""
+CHILD = "vitkit.exporting.gate.gate_child"
+
+
+class FreshProcess:
+    """A running child process with an open artefact; a context manager that ends it.
+
+    Args:
+        path: of the artefact.
+        threads: of a run; default the runtime's choice.
+        seconds: time that opening, or one batch, may take.
+        command: the child; it takes the path and the number of threads.
+
+    Attributes:
+        network: how the child was cut off from the network.
+        layers: layers that the runtime executes in int8, by type.
+
+    Raises:
+        CheckpointError: the artefact cannot be opened, or the runtime dies or hangs.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        threads: int | None = None,
+        seconds: float = SECONDS,
+        command: Sequence[str] = (sys.executable, "-m", CHILD),
+    ) -> None:
+        self._path = path
+        self._seconds = seconds
+        self._messages = tempfile.TemporaryFile()  # noqa: SIM115 - until the process ends
+        # the child finds the same vitkit, wherever this one was imported from
+        root = str(Path(__file__).parents[3])
+        known = os.environ.get("PYTHONPATH")
+        variables = {
+            "GOMP_SPINCOUNT": SPINCOUNT,
+            **os.environ,
+            "PYTHONPATH": root if not known else f"{root}{os.pathsep}{known}",
+        }
+        self._process = subprocess.Popen(
+            [*command, str(path), str(threads or 0)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._messages,
+            env=variables,
+        )
+        try:
+            values, _ = self._answer()
+        except BaseException:
+            self.close()
+            raise
+        self.network: str = values["network"]
+        self.layers: dict[str, int] = values["layers"]
+
+    def run(self, images: np.ndarray) -> list[np.ndarray]:
+        """Return the outputs of the graph for a batch; the logits are the last.
+
+        Raises:
+            CheckpointError: the runtime fails, dies or hangs.
+        """
+        return self._exchange(images, 1)[1]
+
+    def logits(self, images: np.ndarray) -> Float[np.ndarray, "B K"]:
+        """Return the logits (B, K) of a batch; errors as for `run`."""
+        return np.asarray(self.run(images)[-1], dtype=np.float32)
+
+    def seconds(self, images: np.ndarray, times: int) -> list[float]:
+        """Return the seconds of each of several runs of a batch; errors as for `run`."""
+        return list(self._exchange(images, times)[0]["seconds"])
+
+    def __enter__(self) -> FreshProcess:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None, "both are pipes"
+            with suppress(OSError):  # what it had not read yet
+                stream.close()
+        self._messages.close()
+
+    def _exchange(self, images: np.ndarray, times: int) -> tuple[dict[str, Any], list[np.ndarray]]:
+        return self._answer((images,), times)
+
+    def _answer(
+        self, arrays: Sequence[np.ndarray] = (), times: int = 0
+    ) -> tuple[dict[str, Any], list[np.ndarray]]:
+        """Send a batch, if any, and wait for the answer, for a limited time."""
+        requests, answers = (
+            cast(BinaryIO, self._process.stdin),
+            cast(BinaryIO, self._process.stdout),
+        )
+        timed_out = threading.Event()
+
+        def stop() -> None:
+            timed_out.set()
+            self._process.kill()  # ends the waiting below, as the pipes close
+
+        timer = threading.Timer(self._seconds, stop)
+        timer.start()
+        try:
+            if times:
+                send_message(requests, {"times": times}, arrays)
+            values, outputs = receive_message(answers)
+        except (EOFError, OSError, ValueError):
+            self._process.kill()
+            if timed_out.is_set():
+                reason = f"does not answer within {self._seconds:g} s"
+            else:
+                reason = self._end()
+            raise CheckpointError(f"{self._path}: its runtime {reason}") from None
+        finally:
+            timer.cancel()
+        if "error" in values:
+            raise CheckpointError(values["error"])
+        return values, outputs
+
+    def _end(self) -> str:
+        """Describe how the process ended."""
+        code = self._process.wait()
+        if code == -signal.SIGILL:
+            return "was ended by SIGILL: this CPU lacks instructions that it needs"
+        if code < 0:
+            return f"was ended by {signal.Signals(-code).name}"
+        self._messages.seek(0)
+        lines = self._messages.read().decode("utf-8", "replace").strip().splitlines()
+        return f"ended with code {code}: {(lines or ['no message'])[-1]}"

@@ -1,0 +1,66 @@
+"""The fresh process that runs an exported model: `python -m vitkit.exporting.gate.gate_child PATH`.
+
+It has no network, sees nothing but the artefact, and answers messages on its standard input.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from vitkit.exporting.gate.array_pipe import receive_message, send_message
+from vitkit.exporting.gate.no_network import cut_off_network
+
+
+def answer_requests(arguments: list[str]) -> None:
+    """Open the artefact, then answer each message until the pipe closes.
+
+    Args:
+        arguments: the artefact's path, and the number of threads or `0` for the runtime's choice.
+    """
+    # runtimes may print: the answers have a pipe of their own
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    network = cut_off_network()
+    # imported after that, as libraries start threads
+    from vitkit.errors import VitkitError
+    from vitkit.exporting.files.open_artefact import open_artefact
+
+    path, threads = arguments
+    try:
+        artefact = open_artefact(path, trust_code=True, threads=int(threads) or None)
+    except VitkitError as error:
+        send_message(answers, {"error": str(error)})
+        return
+    session = artefact.session
+    send_message(answers, {"network": network, "layers": dict(session.layers)})
+    requests: BinaryIO = sys.stdin.buffer
+    while True:
+        try:
+            values, arrays = receive_message(requests)
+        except EOFError:
+            return
+        try:
+            outputs, seconds = _timed(session.run, arrays[0], values["times"])
+        except VitkitError as error:
+            send_message(answers, {"error": str(error)})
+            return
+        send_message(answers, {"seconds": seconds}, outputs)
+
+
+def _timed(run: Any, images: np.ndarray, times: int) -> tuple[list[np.ndarray], list[float]]:
+    """Return the outputs, and the seconds of each of several runs."""
+    seconds = []
+    for _ in range(times):
+        start = time.perf_counter()
+        outputs = run(images)
+        seconds.append(time.perf_counter() - start)
+    return outputs, seconds
+
+
+if __name__ == "__main__":
+    answer_requests(sys.argv[1:])

@@ -1,0 +1,108 @@
+"""A short script that runs an exported model without vitkit, to start a program of one's own."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from vitkit.exporting.files.description import ArtefactDescription
+
+OPEN_ONNX = """import onnxruntime
+session = onnxruntime.InferenceSession("{path}", providers=["CPUExecutionProvider"])
+facts = json.loads(session.get_modelmeta().custom_metadata_map["vitkit"])
+name = session.get_inputs()[0].name
+run = lambda batch: session.run(None, {{name: batch}})"""
+OPEN_OPENVINO = """import openvino
+model = openvino.Core().compile_model("{path}", "CPU", {{"INFERENCE_PRECISION_HINT": "{hint}"}})
+facts = json.loads(openvino.Core().read_model("{path}").get_rt_info(["vitkit"]).astype(str))
+run = lambda batch: [model(batch)[i] for i in range(len(model.outputs))]"""
+OPEN_PT2 = """import zipfile, torch
+archive = zipfile.ZipFile("{path}")
+entry = next(name for name in archive.namelist() if name.endswith("extra/vitkit.json"))
+facts = json.loads(archive.read(entry))
+model = {load}
+def run(batch):
+    with torch.inference_mode():
+        outputs = model(torch.from_numpy(batch))
+    outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+    return [output.numpy() for output in outputs]"""
+LOAD = {
+    "torch": 'torch.export.load("{path}").module()',
+    "aoti": 'torch._inductor.aoti_load_package("{path}")',
+}
+PIXELS = """def probabilities(image):
+    return run(np.asarray(image.convert("RGB"))[None])[0][0]"""
+IMAGES = """def probabilities(image):
+    image = image.convert("RGB"){grey}
+    width, height = image.size
+{scaled}
+    image = image.resize((wide, tall), Image.Resampling.{filter})
+    left, top = round((wide - {width}) / 2), round((tall - {height}) / 2)
+    image = image.crop((left, top, left + {width}, top + {height}))
+    pixels = np.asarray(image, np.float32).reshape({height}, {width}, -1) / 255
+    p = facts["preprocess"]
+    pixels = (pixels - np.float32(p["mean"])) / np.float32(p["std"])
+    logits = run(np.ascontiguousarray(pixels.transpose(2, 0, 1)[None]))[-1][0]
+    powers = np.exp((logits - logits.max()) / facts["temperature"])
+    return powers / powers.sum()"""
+SCRIPT = """import json, sys
+import numpy as np
+from PIL import Image, ImageOps
+{opened}
+
+{probabilities}
+
+for path in sys.argv[1:]:
+    found = probabilities(ImageOps.exif_transpose(Image.open(path)))
+    best = int(found.argmax())
+    print(path, facts["classes"][best] if facts["classes"] else best, f"{{found[best]:.4f}}")
+"""
+
+
+def script_without_vitkit(description: ArtefactDescription, path: Path) -> str:
+    """Return a Python script of some 30 lines that classifies images with an exported model.
+
+    It needs numpy, Pillow and the runtime.
+
+    Args:
+        description: of the model.
+        path: of its file.
+    """
+    # as a text in the script, whatever the path contains
+    quoted = json.dumps(str(path), ensure_ascii=False)[1:-1]
+    if description.format == "onnx":
+        opened = OPEN_ONNX.format(path=quoted)
+    elif description.format == "openvino":
+        hint = "bf16" if description.precision == "bfloat16" else "f32"
+        opened = OPEN_OPENVINO.format(path=quoted, hint=hint)
+    else:
+        load = LOAD[description.format].format(path=quoted)
+        opened = OPEN_PT2.format(path=quoted, load=load)
+    body = PIXELS if description.with_preprocessing else _images(description)
+    return SCRIPT.format(opened=opened, probabilities=body)
+
+
+def _images(description: ArtefactDescription) -> str:
+    """Return the lines that resize, crop and normalise as `fit` and `normalise` do."""
+    preprocess = description.preprocess
+    height, width = preprocess.image_size
+    tall = math.floor(height / preprocess.crop_ratio)
+    wide = math.floor(width / preprocess.crop_ratio)
+    if preprocess.fit == "squash":
+        scaled = f"    wide, tall = {width}, {height}"
+    elif preprocess.fit == "squash-crop":
+        scaled = f"    wide, tall = {wide}, {tall}"
+    elif tall == wide:
+        scaled = f"    wide = {tall} if width <= height else int({tall} * width / height)\n"
+        scaled += f"    tall = {tall} if height <= width else int({tall} * height / width)"
+    else:
+        scaled = f"    factor = min(height / {tall}, width / {wide})\n"
+        scaled += "    wide, tall = round(width / factor), round(height / factor)"
+    return IMAGES.format(
+        grey='.convert("L")' if preprocess.channels == 1 else "",
+        scaled=scaled,
+        filter=preprocess.interpolation.upper(),
+        width=width,
+        height=height,
+    )

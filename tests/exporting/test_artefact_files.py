@@ -1,0 +1,137 @@
+"""Files that are not what they should be are named in one line, and nothing of them is run."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from export_material import CLASSES, PREPROCESS
+
+import vitkit
+from vitkit import cli
+from vitkit.exporting.files.description import ArtefactDescription
+from vitkit.exporting.files.onnx_file import describe_onnx
+
+
+def text(format: str = "onnx", **changes: object) -> str:
+    description = ArtefactDescription(format, PREPROCESS, CLASSES, len(CLASSES), 1.0)
+    return json.dumps(json.loads(description.to_text()) | changes)
+
+
+def save_onnx(path: Path, *, location: str = "", domain: str = "") -> Path:
+    """Write a model of one product; its weights are at `location` if that is named."""
+    weights = onnx.numpy_helper.from_array(np.ones((4, 3), np.float32), "weights")
+    if location:
+        weights.ClearField("raw_data")
+        weights.data_location = onnx.TensorProto.EXTERNAL
+        entry = weights.external_data.add()
+        entry.key, entry.value = "location", location
+    node = onnx.helper.make_node("MatMul", ["images", "weights"], ["logits"], domain=domain)
+    values = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["B", size])
+        for name, size in (("images", 4), ("logits", 3))
+    ]
+    graph = onnx.helper.make_graph([node], "graph", values[:1], values[1:], [weights])
+    opsets = [onnx.helper.make_opsetid(name, 1 if name else 20) for name in {"", domain}]
+    path.write_bytes(onnx.helper.make_model(graph, opset_imports=opsets).SerializeToString())
+    return path
+
+
+def refused(path: Path, message: str) -> None:
+    with pytest.raises(vitkit.CheckpointError, match=message) as error:
+        vitkit.Predictor(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("location", ["../secret", "/etc/passwd", "a/../../secret", "C:\\secret"])
+def test_weights_outside_of_the_folder_are_not_opened(tmp_path, location):
+    path = save_onnx(tmp_path / "a.onnx", location=location)
+    describe_onnx(path, text())
+    refused(path, "outside of the file's folder")
+
+
+def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "secret").write_bytes(bytes(48))
+    (tmp_path / "folder" / "weights").symlink_to(tmp_path / "secret")
+    path = save_onnx(tmp_path / "folder" / "a.onnx", location="weights")
+    describe_onnx(path, text())
+    refused(path, "outside of the file's folder")
+
+
+def test_onnx_files_without_description_or_with_a_bad_one(tmp_path):
+    path = save_onnx(tmp_path / "a.onnx")
+    refused(path, "has no description of vitkit")
+    for changes, message in (
+        ({"format_version": 2}, "of version 2; this vitkit reads 1 to 1; upgrade vitkit"),
+        ({"temperature": 0}, "temperature is 0"),
+        ({"classes": ["one"]}, "1 class names for 3 logits"),
+        ({"preprocess": {"image_size": -1}}, "image_size"),
+        ({"format": "openvino"}, "whose names end in .xml"),
+    ):
+        describe_onnx(path, text(**changes))
+        refused(path, message)
+    describe_onnx(path, "[" * 100_000)
+    refused(path, "not valid JSON: it is nested too deeply")
+    path.write_bytes(path.read_bytes()[:-40])
+    refused(path, "truncated, damaged, or not an ONNX file")
+
+
+def test_operators_of_unknown_libraries_are_refused(tmp_path):
+    path = save_onnx(tmp_path / "a.onnx", domain="evil.example")
+    describe_onnx(path, text())
+    refused(path, "'evil.example', which needs a library of its own")
+
+
+def test_openvino_models_that_are_damaged(tmp_path):
+    path = tmp_path / "a.xml"
+    layer = '<layer id="0"><data offset="0" size="64"/></layer>'
+    escaped = text("openvino").replace('"', "&quot;")
+    whole = f'<net><layers>{layer}</layers><rt_info><vitkit value="{escaped}"/></rt_info></net>'
+    path.write_text(whole)
+    refused(path, "its weights a.bin are missing")
+    path.with_suffix(".bin").write_bytes(bytes(63))
+    refused(path, "truncated: 63 of 64 bytes")
+    path.with_suffix(".bin").write_bytes(bytes(64))
+    refused(path, "OpenVINO cannot open it")
+    path.write_text('<!DOCTYPE net [<!ENTITY a "b">]>' + whole)
+    refused(path, "has a DOCTYPE")
+    path.write_text(whole[:-20])
+    refused(path, "truncated, damaged, or not an OpenVINO model")
+    path.write_text("<net><layers/></net>")
+    refused(path, "has no description of vitkit")
+
+
+def test_archives_of_torch_need_trust(tmp_path, capsys):
+    path = tmp_path / "a.pt2"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a/extra/vitkit.json", text("torch"))
+    refused(path, r"can run code that is in it; pass --trust-code \(trust_code=True\)")
+    assert cli.run(["inspect", str(path)]) == 0  # reads the description alone
+    assert "classes: 3 (ant, bee, cat)" in capsys.readouterr().out
+    assert cli.run(["predict", str(path), __file__]) == 2
+    path.write_bytes(path.read_bytes()[:-30])
+    refused(path, "truncated, damaged, or not a .pt2 archive")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("../vitkit.json", "{}")
+    refused(path, "leads out of the archive")
+
+
+def test_a_path_has_its_own_preprocessing(tmp_path):
+    path = save_onnx(tmp_path / "a.onnx")
+    with pytest.raises(vitkit.SettingError, match="pass its path alone"):
+        vitkit.Predictor(path, PREPROCESS)
+    with pytest.raises(vitkit.CheckpointError, match="there is no such file"):
+        vitkit.Predictor(tmp_path / "b.onnx")
+
+
+def test_flags_of_engines_are_refused_with_an_exported_model(tmp_path, capsys):
+    path = save_onnx(tmp_path / "a.onnx")
+    (tmp_path / "a.png").write_bytes(b"")
+    words = ["predict", str(path), str(tmp_path / "a.png"), "--engine", "openvino"]
+    assert cli.run(words) == 2
+    assert "leave out --engine" in capsys.readouterr().err

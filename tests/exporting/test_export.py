@@ -1,0 +1,214 @@
+"""Exports of every format: equal to torch, usable from the file alone, refused when worse."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from export_material import CLASSES, TEMPERATURE, blobs, save_checkpoint, save_images
+from PIL import Image
+
+import vitkit
+from vitkit import cli
+from vitkit.exporting import export as export_module
+
+ENDINGS = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2", "aoti": ".pt2"}
+LATER = pytest.mark.soak
+EXPORTS = [
+    pytest.param("onnx", False, id="onnx", marks=LATER),
+    pytest.param("onnx", True, id="onnx-pixels", marks=LATER),
+    pytest.param("openvino", False, id="openvino", marks=LATER),
+    pytest.param("openvino", True, id="openvino-pixels"),
+    pytest.param("torch", False, id="torch", marks=LATER),
+    pytest.param("torch", True, id="torch-pixels", marks=LATER),
+    pytest.param("aoti", True, id="aoti-pixels", marks=LATER),
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("weights") / "tiny.safetensors")
+
+
+@pytest.fixture(scope="module")
+def photos(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_images(tmp_path_factory.mktemp("photos"), checkpoint, {"train": 120, "val": 40})
+
+
+@pytest.mark.parametrize(("to", "with_preprocessing"), EXPORTS)
+def test_an_export_is_the_checkpoint_again(checkpoint, photos, tmp_path, to, with_preprocessing):
+    out = tmp_path / "made" / f"tiny{ENDINGS[to]}"
+    report = vitkit.export(
+        checkpoint, out, to=to, data=str(photos), with_preprocessing=with_preprocessing,
+        allow_slower=True,
+    )  # fmt: skip
+    figures = json.loads(Path(f"{out}.json").read_text())
+    assert figures["images"] == 40
+    assert figures["torch"]["top1"] == figures["exported"]["top1"] == 1.0
+    assert {entry["name"] for entry in figures["per_class"]} == {*CLASSES}
+    assert figures["relative_logit_error"] < 1e-2
+    assert figures["network"] in ("namespace", "audit hook")
+    assert report.description.figures == figures
+    assert {file.name for file in out.parent.iterdir()} == {file.name for file in report.files}
+
+    images = [blobs(seed) for seed in range(900, 905)]
+    expected = vitkit.Predictor.from_checkpoint(checkpoint, engine="torch")(images, top_k=3)
+    found = vitkit.Predictor(out, trust_code=True)(images, top_k=3)
+    for one, other in zip(expected, found, strict=True):
+        assert one.label == other.label
+        assert other.probability == pytest.approx(one.probability, abs=5e-3)
+    assert vitkit.Predictor(out, trust_code=True).temperature == TEMPERATURE
+
+    Image.fromarray(images[0]).save(tmp_path / "a.png")
+    (tmp_path / "alone.py").write_text(report.script, encoding="utf-8")
+    assert len(report.script.splitlines()) <= 36
+    assert "vitkit." not in report.script.replace("vitkit.json", "")
+    done = subprocess.run(
+        [sys.executable, "-I", "-W", "ignore", "alone.py", "a.png"],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    name, label, probability = done.stdout.split()
+    assert (name, label) == ("a.png", expected[0].label)
+    assert float(probability) == pytest.approx(expected[0].probability, abs=5e-3)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("with_preprocessing", [False, True])
+def test_int8_runs_in_int8(checkpoint, photos, tmp_path, with_preprocessing):
+    report = vitkit.export(
+        checkpoint, tmp_path / "tiny.xml", to="openvino", data=str(photos), int8=True,
+        calibrate=str(photos), with_preprocessing=with_preprocessing, max_drop=10,
+        allow_slower=True,
+    )  # fmt: skip
+    # the four linear layers of the one block, not the head
+    assert sum(report.figures["int8_layers"].values()) == 4
+    assert report.figures["latency"]["baseline"] == "float32"
+    assert report.description.int8
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("to", "precision"), [("openvino", "float16"), ("torch", "bfloat16")])
+def test_half_precision_is_near(checkpoint, tmp_path, to, precision):
+    out = tmp_path / f"tiny{ENDINGS[to]}"
+    report = vitkit.export(checkpoint, out, to=to, precision=precision, allow_slower=True)
+    assert 0 < report.figures["relative_logit_error"] < 0.1
+    assert report.figures["agreement"] > 0.9
+
+
+@pytest.mark.soak
+def test_a_runtime_without_the_operators_is_named_in_one_line(checkpoint, tmp_path):
+    with pytest.raises(vitkit.CheckpointError, match="onnxruntime cannot open it: ") as refused:
+        vitkit.export(checkpoint, tmp_path / "a.onnx", to="onnx", precision="bfloat16")
+    assert "\n" not in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def swapped(checkpoint: vitkit.Checkpoint) -> vitkit.Checkpoint:
+    with torch.no_grad():
+        for part in checkpoint.model.head.parameters():
+            part.copy_(part.roll(1, 0))
+    return checkpoint
+
+
+def not_finite(checkpoint: vitkit.Checkpoint) -> vitkit.Checkpoint:
+    checkpoint.model.head.bias.data[0] = torch.nan
+    return checkpoint
+
+
+def one_class(checkpoint: vitkit.Checkpoint) -> vitkit.Checkpoint:
+    checkpoint.model.head.bias.data[2] += 1000
+    return checkpoint
+
+
+def wrongly_normalised(checkpoint: vitkit.Checkpoint) -> vitkit.Checkpoint:
+    model = checkpoint.model
+    model.patch_embed.proj.weight.data *= 255
+    return checkpoint
+
+
+@pytest.mark.parametrize(
+    ("broken", "with_data", "message"),
+    [
+        pytest.param(one_class, False, "predicts the same class for all 32 images", id="one class"),
+        pytest.param(swapped, True, "top-1 falls from 100.00% to", id="swapped", marks=LATER),
+        pytest.param(not_finite, False, "NaN or infinity for 32 of 32", id="NaN", marks=LATER),
+        pytest.param(
+            wrongly_normalised, False, "differ from torch's|the same class", id="input", marks=LATER
+        ),
+    ],
+)  # fmt: skip
+def test_a_broken_export_leaves_nothing(
+    checkpoint, photos, tmp_path, monkeypatch, broken, with_data, message
+):
+    """The writer gets another model than the gate compares with."""
+    write = export_module.write_artefact
+
+    def write_broken(given, *others):
+        model = vitkit.load(checkpoint).model
+        write(broken(replace(given, model=model)), *others)
+
+    monkeypatch.setattr(export_module, "write_artefact", write_broken)
+    with pytest.raises(vitkit.CheckpointError, match=message):
+        vitkit.export(
+            checkpoint, tmp_path / "new" / "tiny.xml", to="openvino",
+            data=str(photos) if with_data else None, allow_slower=True,
+        )  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_commands_refuse_wrong_choices_in_one_line(
+    checkpoint, photos, tmp_path, capsys, monkeypatch
+):
+    other = save_images(tmp_path / "few", checkpoint, {"train": 12, "val": 12})
+    for label in ("ant", "dog"):
+        (tmp_path / "else" / "train" / label).mkdir(parents=True)
+        Image.fromarray(blobs(3)).save(tmp_path / "else" / "train" / label / "1.png")
+    (tmp_path / "there.onnx").write_bytes(b"mine")
+    monkeypatch.chdir(tmp_path)
+    from vitkit.exporting.files import openvino_file
+
+    monkeypatch.setattr(openvino_file, "CAPABILITIES", {"bfloat16": "INSTRUCTIONS_OF_2040"})
+    int8 = ["--to", "openvino", "--int8", "--calibrate"]
+    for words, message in (
+        (["a.pt", "--to", "onnx"], "expected a name that ends in .onnx for --to onnx"),
+        (["a.onnx", "--to", "onnx", "--opset", "9"], "--opset 9 (opset=): expected 18 to"),
+        (["a.xml", "--to", "openvino", "--opset", "20"], "--opset 20 is for --to onnx"),
+        (["a.onnx", "--to", "onnx", "--int8"], "--int8 needs --to openvino"),
+        (["a.xml", "--to", "openvino", "--int8"], "--int8 needs --calibrate DATA"),
+        (["a.xml", *int8, str(other)], "12 images in train are too few"),
+        (["a.xml", *int8, "else"], "classes that the checkpoint lacks: dog"),
+        (["a.xml", *int8, str(photos), "--data", str(photos), "--split", "train"],
+         "is the one that the model is checked on"),
+        (["a.onnx", "--to", "onnx", "--data", "else", "--split", "train"],
+         "classes that the checkpoint lacks: dog"),
+        (["a.xml", "--to", "openvino", "--precision", "bfloat16"], "no instructions for bfloat16"),
+        (["there.onnx", "--to", "onnx"], "there.onnx exists"),
+        (["a.onnx", "--to", "onnx", "--max-drop", "-1"], "must be from 0 to 100 points"),
+    ):  # fmt: skip
+        before = sorted(tmp_path.iterdir())
+        assert cli.run(["export", str(checkpoint), *words]) == 2, words
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+        assert sorted(tmp_path.iterdir()) == before
+
+
+def test_no_compiler_is_one_line(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(vitkit.MissingExtraError, match=r"needs a C\+\+ compiler"):
+        vitkit.export(checkpoint, tmp_path / "a.pt2", to="aoti")
+
+
+def test_generated_images_differ_and_are_the_same_again():
+    from vitkit.exporting.gate.gate_images import GeneratedImages
+
+    images = GeneratedImages()
+    assert len({images.read(index).shape for index in range(len(images))}) == 4
+    assert not np.array_equal(images.read(0), images.read(1))
+    assert np.array_equal(images.read(5), GeneratedImages().read(5))

@@ -1,0 +1,141 @@
+"""The gate's decisions, and the process that it runs an exported model in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import vitkit
+from vitkit.exporting.files.description import ArtefactDescription
+from vitkit.exporting.gate.checks import (
+    GateBounds,
+    LogitPairs,
+    compare_outputs,
+    refuse_fake_int8,
+    refuse_worse,
+)
+from vitkit.exporting.gate.fresh_process import FreshProcess
+from vitkit.exporting.gate.gate_images import GateImages, GeneratedImages
+from vitkit.exporting.gate.latency import refuse_slower
+
+CLASSES = ("ant", "bee")
+INT8 = ArtefactDescription("openvino", vitkit.Preprocess(), CLASSES, 2, 1.0, int8=True)
+FLOAT32 = ArtefactDescription("onnx", vitkit.Preprocess(), CLASSES, 2, 1.0)
+
+
+class Labels(GeneratedImages):
+    """The number of images, which these tests never read."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+
+def judge(
+    labels: list[int], torch_says: list[int], exported_says: list[int], description=INT8, **bounds
+) -> None:
+    """Run the gate on one-hot logits of these classes."""
+    pairs = LogitPairs(
+        *(torch.eye(2)[torch.tensor(said)] * 4 for said in (torch_says, exported_says))
+    )
+    images = GateImages(Labels(len(labels)), np.array(labels), "photos", "val")
+    figures = compare_outputs(pairs, images, description)
+    refuse_worse(figures, description, GateBounds(**bounds))
+
+
+LABELS = [0] * 60 + [1] * 1000
+
+
+def test_a_drop_within_the_bound_passes_and_one_beyond_is_refused():
+    # 5 of 1,060 are 0.47 points
+    judge(LABELS, LABELS, [*LABELS[:-5], *[0] * 5])
+    with pytest.raises(vitkit.CheckpointError, match=r"by 0\.57 points \(bound 0\.5\)"):
+        judge(LABELS, LABELS, [*LABELS[:-6], *[0] * 6])
+    judge(LABELS, LABELS, [*LABELS[:-6], *[0] * 6], max_drop=0.6)
+
+
+def test_a_class_of_fifty_images_has_a_bound_of_its_own():
+    # 1 of 60 is 1.67 points, and 0.09 of all
+    with pytest.raises(
+        vitkit.CheckpointError, match=r"accuracy of 'ant' falls from 100\.00% to 98"
+    ):
+        judge(LABELS, LABELS, [1, *LABELS[1:]])
+    few = [0] * 49 + [1] * 1000
+    judge(few, few, [1, *few[1:]])
+
+
+def test_a_better_model_passes():
+    judge(LABELS, [1] * 500 + LABELS[500:], LABELS)
+
+
+def test_float32_is_bound_by_its_logits_even_where_the_classes_agree():
+    labels = [0, 1] * 10
+    judge(labels, labels, labels, FLOAT32)
+    pairs = LogitPairs(torch.eye(2)[labels] * 4, torch.eye(2)[labels] * 4.1)
+    figures = compare_outputs(pairs, GateImages(Labels(20), np.array(labels)), FLOAT32)
+    with pytest.raises(vitkit.CheckpointError, match=r"logits differ .*bound 0\.001"):
+        refuse_worse(figures, FLOAT32, GateBounds())
+
+
+def test_nan_and_one_class_are_refused():
+    images = GateImages(Labels(20))
+    good = torch.eye(2)[[0, 1] * 10]
+    for bad, message in (
+        (good * torch.nan, "NaN or infinity for 20 of 20 images"),
+        (good * 0 + torch.tensor([1.0, 0]), "same class for all 20 images"),
+    ):
+        figures = compare_outputs(LogitPairs(good, bad), images, FLOAT32)
+        with pytest.raises(vitkit.CheckpointError, match=message):
+            refuse_worse(figures, FLOAT32, GateBounds())
+
+
+def test_int8_that_runs_in_float32_is_refused():
+    refuse_fake_int8({"FullyConnected": 3, "MatMul": 1}, 4)
+    with pytest.raises(vitkit.CheckpointError, match="executes 3 of 4 linear layers"):
+        refuse_fake_int8({"FullyConnected": 3}, 4)
+
+
+def test_slower_is_refused_unless_it_is_allowed():
+    latency = {"exported_ms": 2.2, "baseline_ms": 2.0, "baseline": "float32", "ratio": 1.1}
+    refuse_slower(latency | {"ratio": 1.04}, INT8, GateBounds())
+    refuse_slower(latency, INT8, GateBounds(allow_slower=True))
+    refuse_slower(latency | {"baseline": "torch"}, FLOAT32, GateBounds())
+    with pytest.raises(vitkit.CheckpointError, match=r"1\.10 times as long as the same runtime"):
+        refuse_slower(latency, INT8, GateBounds())
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["sh", "-c", "exec sleep 60"], "does not answer within 0.3 s"),
+        (["sh", "-c", "kill -ILL $$"], "SIGILL: this CPU lacks instructions"),
+        (["sh", "-c", "kill -SEGV $$"], "ended by SIGSEGV"),
+        (["sh", "-c", "echo no luck >&2; exit 4"], "ended with code 4: no luck"),
+        (["sh", "-c", "echo not a message"], "ended with code 0"),
+    ],
+)
+def test_a_runtime_that_dies_or_hangs_is_one_line(command, message):
+    seconds = 0.3 if "sleep" in command[-1] else 60.0
+    with pytest.raises(vitkit.CheckpointError, match=message) as refused:
+        FreshProcess(Path("a.onnx"), command=command, seconds=seconds)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_process_has_no_network():
+    lines = (
+        "from vitkit.exporting.gate.no_network import cut_off_network",
+        "import socket",
+        "cut_off_network()",
+        "socket.create_connection(('127.0.0.1', 9))",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False
+    )
+    assert "PermissionError: no network here" in done.stderr

@@ -1,0 +1,44 @@
+"""The resize in the graph against Pillow's, on photographs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from skimage import data
+
+import vitkit
+from vitkit.data.images.preprocess import fit, normalise
+from vitkit.exporting.preprocessing_graph import PreprocessingGraph
+
+MODES = [
+    {"image_size": 224},
+    {"image_size": 64, "interpolation": "bilinear", "crop_ratio": 1.0},
+    {"image_size": (96, 160), "interpolation": "bilinear"},
+    {"image_size": (64, 48), "fit": "squash"},
+    {"image_size": 96, "fit": "squash-crop", "mean": (0.5,), "std": (0.25,)},
+]
+
+
+def photographs() -> list[np.ndarray]:
+    coffee = data.coffee()
+    return [data.astronaut(), coffee, data.chelsea()[:17], np.ascontiguousarray(coffee[:64, :64])]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_pixels_are_those_of_fit(mode):
+    preprocess = vitkit.Preprocess(**mode)
+    graph = PreprocessingGraph(preprocess)
+    for photograph in photographs():
+        expected = normalise(torch.from_numpy(fit(photograph, preprocess))[None], preprocess)
+        found = graph(torch.from_numpy(photograph)[None])
+        # back on the scale of pixels, where both are whole numbers
+        difference = ((found - expected) * graph.std * 255).abs().round()
+        assert found.shape == expected.shape
+        assert difference.max() <= 1
+        assert (difference > 0).double().mean() < 2e-3
+
+
+def test_nearest_is_refused_in_one_line():
+    with pytest.raises(vitkit.SettingError, match=r"nearest.*leave out --with-preprocessing"):
+        PreprocessingGraph(vitkit.Preprocess(interpolation="nearest"))
