@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from torch.nn import functional as F
 import vitkit
 from vitkit.benchmarking.contender_process.torchvision_operators import declare_missing_operators
 from vitkit.engines.choosing.sample_images import sample_images
+from vitkit.engines.eager import SingleImageGraph
 from vitkit.layer_table import summary
 
 declare_missing_operators()  # torchvision, which timm imports, takes them from CUDA's library
@@ -169,22 +169,15 @@ class Training:
 
 
 class Graph:
-    """A forward pass that is captured once in a CUDA graph, then replayed for each image."""
+    """A forward pass for single images as the engine `torch` runs it: by a CUDA graph."""
 
     def __init__(self, model: nn.Module, batches: list[Tensor]) -> None:
-        self.batches, self.input = batches, batches[0].clone()
-        forward = partial(Inference(model, [self.input]), 0)
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                forward()
-        torch.cuda.synchronize()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.output = forward()
+        self.batches = batches
+        self.forward = SingleImageGraph(model)
+        with torch.inference_mode():
+            self.forward(batches[0])
+            self.forward(batches[0])  # captures
 
     def __call__(self, number: int) -> Tensor:
         with torch.inference_mode():
-            self.input.copy_(self.batches[number % len(self.batches)])
-            self.graph.replay()
-            return self.output.clone()
+            return self.forward(self.batches[number % len(self.batches)])

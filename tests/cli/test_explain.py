@@ -19,6 +19,7 @@ from tiny_checkpoint import save_noisy
 
 import vitkit
 from vitkit import cli
+from vitkit.explaining.explain import ImageExplainer
 from vitkit.explaining.methods import METHODS
 
 CLASSES = ("tabby cat", "<script>alert(1)</script>", "dog")
@@ -274,3 +275,17 @@ def test_help_and_wrong_methods_import_no_torch(words):
         [sys.executable, "-c", code, "explain", *words], capture_output=True, text=True, check=True
     )
     assert done.stderr.endswith("False\n")
+
+
+def test_forward_passes_by_the_fastest_kernels_give_the_same_map(photos, checkpoint, capsys):
+    words = ["explain", checkpoint, "photos/cat.png", "--method", "occlusion", "--engine", "auto"]
+    assert cli.run(words) == 0
+    assert "-> explanations/cat.png" in capsys.readouterr().out
+    loaded = vitkit.load(checkpoint)
+    pixels = np.asarray(Image.open("photos/cat.png"))
+    fast = ImageExplainer(loaded, pixels, truth=True, passes=vitkit.optimized(loaded.model))
+    expected = ImageExplainer(loaded, pixels, truth=True)
+    for method in ("occlusion", "libragrad"):
+        ours, theirs = fast.explain(method), expected.explain(method)
+        np.testing.assert_allclose(ours.grid, theirs.grid, atol=1e-4)
+        assert ours.truth.line == theirs.truth.line

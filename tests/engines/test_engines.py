@@ -14,6 +14,9 @@ import pytest
 from refused_sockets import SOCKET_CALLS
 
 TESTS = Path(__file__).parents[1]
+NO_FILTER = pytest.mark.skipif(
+    platform.machine() not in SOCKET_CALLS, reason="the filter is for Linux on x86-64 and ARM"
+)
 
 
 def ended(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -52,8 +55,15 @@ def test_every_engine_runs_every_kind_of_model(tmp_path):
     assert max(row["difference"] for row in rows) <= 1e-5
 
 
-@pytest.mark.skipif(
-    platform.machine() not in SOCKET_CALLS, reason="the filter is for Linux on x86-64 and ARM"
-)
+@NO_FILTER
 def test_a_socket_would_have_been_noticed(tmp_path):
     assert ended(tmp_path, "--open-a-socket").returncode == -signal.SIGSYS
+
+
+@pytest.mark.soak
+@NO_FILTER
+@pytest.mark.parametrize("off", [True, False])
+def test_onnxruntime_would_report_after_a_while(tmp_path, off):
+    """Without vitkit's switch, ONNX Runtime 1.29 and later report within a minute."""
+    process = ended(tmp_path, "--wait", "quietly" if off else "loudly")
+    assert process.returncode == (0 if off else -signal.SIGSYS), process.stderr

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 import tyro
 from tyro.conf import Positional
 
-from vitkit.cli.explaining.checkpoint import load_on_device
+from vitkit.cli.explaining.checkpoint import load_on_device, model_of_passes
 from vitkit.cli.explaining.model import draw_what_was_learned, refuse_without_effect
 from vitkit.cli.explaining.options import ALL, named_as_options, options_of, read_options
 from vitkit.cli.explaining.outputs import check_files, check_one_file, explanation_files, is_file
@@ -69,12 +69,14 @@ def explain_command(
     data_root: str | None = None,
     overwrite: bool = False,
     device: str = "auto",
+    engine: Literal["auto", "torch"] = "torch",
+    precision: Literal["float32", "bfloat16"] = "float32",
     strict: bool = False,
 ) -> None:
     """Show what a model looks at: each image beside its heat map, as a PNG or SVG file.
 
-    With --method all, each image gets a folder with the maps of every method that the model can
-    carry, and index.html shows them. Images that cannot be used are named; the exit code is then 2.
+    With --method all, each image gets a folder with the maps of every method, and index.html shows
+    them. Images that cannot be used are named; the exit code is then 2.
 
     Args:
         checkpoint: a run folder (its best weights), or a checkpoint of any known format.
@@ -89,9 +91,8 @@ def explain_command(
         option: further options of the method, such as steps=20.
         sheet: also draw the attention of all layers and heads, in the folder heads of the output.
         animate: also write the maps of all layers as an animated GIF; with --method all, rollout's.
-        truth: measure how far the maps may be trusted; print it, and write truth.json. Deletion and
-            insertion are 1 at best and 0 for a random order of the patches, SaCo is from -1 to 1,
-            and p below 0.05 is better than chance; few patches or images are too few to tell.
+        truth: measure how far the maps may be trusted, in truth.json. Deletion and insertion are 1
+            at best and 0 for random orders, SaCo is from -1 to 1; p below 0.05 beats chance.
         test_time_registers: move high norms to an extra token; count them in registers.json.
         output: folder for the files; or, of one image and one method, a .png, .svg or .gif file.
         format: png or svg, of the figures in a folder.
@@ -99,6 +100,8 @@ def explain_command(
         data_root: folder of the named datasets, or the folder that the paths of a CSV begin at.
         overwrite: replace any file that is not an input; default: only earlier explanations.
         device: cpu, cuda, mps or auto.
+        engine: auto runs truth scores and occlusion with the fastest kernels here.
+        precision: of those forward passes.
         strict: stop at the first image that cannot be used.
     """
     given = _Given(**locals())
@@ -130,6 +133,8 @@ class _Given:
     data_root: str | None
     overwrite: bool
     device: str
+    engine: str
+    precision: str
     strict: bool
 
     def find(self, expected: str) -> ImageList:
@@ -178,7 +183,7 @@ def _explain_images(given: _Given) -> None:
         reports = _reports(output, [*found.files(), *inputs], given.extras, given.overwrite)
         explained = _explained(
             checkpoint, StreamedImages(found, strict=given.strict, outputs={}), files, reports,
-            given.class_name, given.device,
+            given,
         )  # fmt: skip
         explained.write([*METHODS] if method == ALL else [method], options)
     _print_end(checkpoint, explained, given.class_name)
@@ -219,13 +224,13 @@ def _explained(
     images: StreamedImages,
     files: ExplanationFiles,
     reports: Reports,
-    class_name: str | None,
-    device: str,
+    given: _Given,
 ) -> ExplainedImages:
     from vitkit.cli.explaining.images import ExplainedImages
 
-    loaded = load_on_device(checkpoint, class_name, device)
-    return ExplainedImages(loaded, images, files, reports, class_name)
+    loaded = load_on_device(checkpoint, given.class_name, given.device)
+    passes = model_of_passes(loaded, given.engine, given.precision)
+    return ExplainedImages(loaded, images, files, reports, given.class_name, passes)
 
 
 def _print_end(checkpoint: str, explained: ExplainedImages, class_name: str | None) -> None:

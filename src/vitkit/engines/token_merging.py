@@ -25,36 +25,34 @@ from vitkit.models.vit import ViT
 from vitkit.shapes import Images, Tokens
 from vitkit.spec import ViTSpec
 
-Sizes = Float[Tensor, "B N"]
-"""Patches that each patch token stands for; they add up to the number of patches."""
-Places = Int64[Tensor, "B N0"]
-"""Index of the patch token that each patch of the image is part of."""
-
 
 class Merged(NamedTuple):
-    """Patch tokens on their way through the blocks.
+    """Tokens on their way through the blocks.
 
     Attributes:
-        tokens: all tokens (B, T, D), the class, distillation and register tokens first.
-        sizes: of the patch tokens (B, N); `None` while each stands for one patch.
-        places: for each patch of the image (B, N0); `None` likewise.
+        tokens: (B, T, D), the class, distillation and register tokens first.
+        sizes: patches that each token stands for (B, T), 1 for those first ones; `None` while
+            nothing is merged.
+        places: the token that each of the first block's tokens is part of (B, T0); `None` likewise.
     """
 
     tokens: Tokens
-    sizes: Sizes | None = None
-    places: Places | None = None
+    sizes: Float[Tensor, "B T"] | None = None
+    places: Int64[Tensor, "B T0"] | None = None
 
 
 class Matching(NamedTuple):
-    """The pairs of a layer: patch tokens at even places (A) to those at odd places (B).
+    """The tokens that a block merges, r of T.
 
     Attributes:
-        order: indices in A (B, a), the most similar to its partner first.
-        partner: index in B of the partner of each token of A (B, a), in A's own order.
+        kept: indices of all others in their new order (B, T - r).
+        merged: indices of the r that are merged into others (B, r).
+        into: for each of the r, its partner's place among the kept ones (B, r).
     """
 
-    order: Int64[Tensor, "B a"]
-    partner: Int64[Tensor, "B a"]
+    kept: Int64[Tensor, "B n"]
+    merged: Int64[Tensor, "B r"]
+    into: Int64[Tensor, "B r"]
 
 
 class MergingViT(ViT):
@@ -128,8 +126,7 @@ class MergingViT(ViT):
         tokens = self.norm(state.tokens)
         if state.places is None:
             return tokens
-        prefix = self.spec.num_prefix_tokens
-        return torch.cat([tokens[:, :prefix], _take(tokens[:, prefix:], state.places)], dim=1)
+        return _take(tokens, state.places)
 
 
 def merge_tokens(model: ViT, r: int) -> MergingViT:
@@ -202,22 +199,17 @@ def _merged_of(patches: int, r: int) -> int:
     return min(r, patches // 2)
 
 
-def _take(tokens: Tensor, indices: Int64[Tensor, "B n"]) -> Tensor:
-    """Return some tokens of each image: (B, N, D), (B, n) -> (B, n, D)."""
-    return tokens.gather(1, indices.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
-
-
 def _merging_block(block: nn.Module, state: Merged, prefix: int, r: int) -> Merged:
     """Run a block with merging between its halves (Fig. 1)."""
     assert isinstance(block, EncoderBlock)
-    log_sizes = None if state.sizes is None else _log_sizes(state.sizes, prefix)
+    log_sizes = None if state.sizes is None else state.sizes.log()[:, None, None]  # B 1 1 T
     keys: list[Heads] = []
     attend = partial(_proportional, block.attn, log_sizes, keys)
     tokens = _attention_half(block, state.tokens, Context(attend=attend))
-    count = _merged_of(tokens.shape[1] - prefix, r)
     state = state._replace(tokens=tokens)
+    count = _merged_of(tokens.shape[1] - prefix, r)
     if count:
-        state = _merge(state, _match(keys[0][:, :, prefix:]), prefix, count)
+        state = _merge(state, _match(keys[0], prefix, count))
     return state._replace(tokens=_mlp_half(block, state.tokens))
 
 
@@ -239,11 +231,6 @@ def _mlp_half(block: EncoderBlock, tokens: Tokens) -> Tokens:
     if isinstance(block, ResPostNormBlock):
         return tokens + block.drop_path2(block.ls2(block.norm2(block.mlp(tokens))))
     return tokens + block.drop_path2(block.ls2(block.mlp(block.norm2(tokens))))
-
-
-def _log_sizes(sizes: Sizes, prefix: int) -> Float[Tensor, "B 1 1 T"]:
-    """Return log s of every token, to add to the scores; 0 for those before the patches."""
-    return F.pad(sizes.log(), (prefix, 0))[:, None, None]
 
 
 def _proportional(
@@ -268,52 +255,63 @@ def _proportional(
     return attn.attend(q, k, v, log_sizes, dropout)
 
 
-def _match(keys: Float[Tensor, "B k N h"]) -> Matching:
-    """Match patch tokens at even places to those at odd ones: Sec. 3, Bipartite Soft Matching.
+def _match(keys: Heads, prefix: int, count: int) -> Matching:
+    """Choose the tokens to merge: Sec. 3, Bipartite Soft Matching.
 
-    Similarity is the cosine of the keys' means over heads.
+    Patch tokens at even places (A) have an edge to the most similar one at odd places (B), by the
+    cosine of the keys' means over heads; the `count` most similar pairs are merged.
     """
-    metric = F.normalize(keys.mean(dim=1), dim=-1)  # B N h
-    similarity = metric[:, ::2] @ metric[:, 1::2].transpose(1, 2)  # B a b
-    best, partner = similarity.max(dim=-1)
-    return Matching(best.argsort(dim=1, descending=True), partner)
-
-
-def _merge(state: Merged, matching: Matching, prefix: int, count: int) -> Merged:
-    """Merge the first `count` pairs by their mean, weighted by size; A's others come before B."""
-    patches = state.tokens[:, prefix:]
-    sizes = patches.new_ones(patches.shape[:2]) if state.sizes is None else state.sizes
-    order, partner = matching
-    merged, others = order[:, :count], order[:, count:]
-    even, odd, even_sizes, odd_sizes = (
-        patches[:, ::2],
-        patches[:, 1::2],
-        sizes[:, ::2],
-        sizes[:, 1::2],
+    metric = F.normalize(keys.mean(dim=1), dim=-1)  # B T h
+    similarity = metric[:, prefix::2] @ metric[:, prefix + 1 :: 2].transpose(1, 2)  # B a b
+    best, partner = similarity.max(dim=-1)  # B a
+    order = best.argsort(dim=1, descending=True)  # the most similar first
+    batch, half = order.shape
+    places = torch.arange(keys.shape[2], device=keys.device)
+    first, odd = places[:prefix].expand(batch, -1), places[prefix + 1 :: 2].expand(batch, -1)
+    even = order * 2 + prefix
+    return Matching(
+        kept=torch.cat([first, even[:, count:], odd], dim=1),
+        merged=even[:, :count],
+        into=partner.gather(1, order[:, :count]) + (prefix + half - count),
     )
-    # (B, b, r), the size of a merged token in the row of its partner: a small matrix product in
-    # place of a scatter, which engines compute in turn, or not at all
-    rows = torch.arange(odd.shape[1], device=odd.device)[:, None]
-    into = (partner.gather(1, merged)[:, None] == rows).to(sizes.dtype)
-    into = into * even_sizes.gather(1, merged)[:, None]
-    new_sizes = odd_sizes + into.sum(dim=-1)  # B b
-    means = odd * (odd_sizes / new_sizes)[..., None]
-    means = means + (into / new_sizes[..., None]) @ _take(even, merged)
+
+
+def _merge(state: Merged, matching: Matching) -> Merged:
+    """Put means weighted by size in the places of the partners, and leave the merged tokens out.
+
+    Tokens i that go into a partner p make it p + sum_i s_i / s (x_i - p), with s its new size.
+    """
+    kept, merged, into = matching
+    tokens, sizes = state.tokens, state.sizes
+    if sizes is None:
+        sizes = tokens.new_ones(tokens.shape[:2])
+    places = torch.arange(kept.shape[1], device=kept.device)
+    # As a matrix of T' rows: its product is faster than a scatter in every engine.
+    weights = (into[:, None] == places[:, None]) * sizes.gather(1, merged)[:, None]  # B T' r
+    new_sizes = sizes.gather(1, kept) + weights.sum(dim=-1)
+    remaining = _take(tokens, kept)
+    change = _take(tokens, merged) - _take(remaining, into)  # B r D
     return Merged(
-        torch.cat([state.tokens[:, :prefix], _take(even, others), means], dim=1),
-        torch.cat([even_sizes.gather(1, others), new_sizes], dim=1),
-        _new_places(state.places, matching, count, patches.shape[1]),
+        torch.baddbmm(remaining, weights / new_sizes[..., None], change),
+        new_sizes,
+        _new_places(state.places, matching),
     )
 
 
-def _new_places(places: Places | None, matching: Matching, count: int, patches: int) -> Places:
-    """Follow each patch of the image into the token that it is part of now."""
-    order, partner = matching
-    half = order.shape[1]
-    rank = order.argsort(dim=1)  # of each token of A
-    odd = torch.arange(patches - half, device=order.device) + (half - count)
-    even = torch.where(rank < count, partner + (half - count), rank - count)
-    new = torch.cat([even, odd.expand(order.shape[0], -1)], dim=1)  # A, then B
-    if places is None:
-        places = torch.arange(patches, device=order.device).expand(order.shape[0], -1)
-    return new.gather(1, places // 2 + places % 2 * half)
+def _new_places(
+    places: Int64[Tensor, "B T0"] | None, matching: Matching
+) -> Int64[Tensor, "B T0"]:  # fmt: skip
+    """Follow each of the first block's tokens to the token that it is part of now."""
+    kept, merged, into = matching
+    numbers = torch.arange(kept.shape[1], device=kept.device).expand(kept.shape[0], -1)
+    inverse = torch.cat([kept, merged], dim=1).argsort(dim=1)
+    new = torch.cat([numbers, into], dim=1).gather(1, inverse)  # of each of the block's tokens
+    return new if places is None else new.gather(1, places)
+
+
+def _take(tokens: Tokens, indices: Int64[Tensor, "B n"]) -> Float[Tensor, "B n D"]:
+    """Return some tokens of each image: (B, T, D), (B, n) -> (B, n, D)."""
+    batch, count, width = tokens.shape
+    first = torch.arange(batch, device=indices.device)[:, None] * count
+    # Of whole rows: `gather` reads an index for each number, which takes 7 times as long on a CPU.
+    return F.embedding(indices + first, tokens.reshape(-1, width))

@@ -22,6 +22,7 @@ from vitkit.explaining.truth.deletion import ReferenceAreas
 from vitkit.explaining.truth.score import TruthScore, is_cheap, references, truth_score
 from vitkit.messages import did_you_mean, plural, quote_list
 from vitkit.models.layers import eval_mode
+from vitkit.models.vit import ViT
 from vitkit.weights.checkpoint import Checkpoint
 
 
@@ -96,6 +97,8 @@ class ImageExplainer:
         truth: measure the truth score of each map; default: only where it takes about a second, by
             `is_cheap`. A model without a head has none, and neither have maps of colours.
         notes: further lines of the captions.
+        passes: the model for the many forward passes of truth scores and of methods that need
+            nothing else, such as `optimized(model)`; default the checkpoint's.
 
     Raises:
         SettingError: a class that does not exist.
@@ -113,8 +116,10 @@ class ImageExplainer:
         class_name: str | int | None = None,
         truth: bool | None = None,
         notes: tuple[str, ...] = (),
+        passes: ViT | None = None,
     ) -> None:
         self.checkpoint, self.pixels, self._truth = checkpoint, pixels, truth
+        self._passes = passes or checkpoint.model
         self._notes = notes
         number = None if class_name is None else find_class(checkpoint, class_name)
         like = next(checkpoint.model.parameters())
@@ -152,7 +157,8 @@ class ImageExplainer:
                 raise _no_class(chosen)
             arguments["classes"] = self.classes
         # (gh, gw), a value for each patch, or (gh, gw, 3)
-        (values,) = chosen.compute(self.checkpoint.model, self.images, **arguments, **set_options)
+        model = self._passes if chosen.by_passes else self.checkpoint.model
+        (values,) = chosen.compute(model, self.images, **arguments, **set_options)
         all_set = all_options(chosen, set_options, self.checkpoint.model.spec.depth)
         explanation = self.place(values, chosen.name, all_set)
         return replace(explanation, notes=(*notes, *self._notes))
@@ -186,12 +192,12 @@ class ImageExplainer:
     def reference(self) -> ReferenceAreas:
         """The areas with which the maps of all methods are compared; measured at the first use."""
         assert self.classes is not None
-        return references(self.checkpoint.model, self.images, self.classes)
+        return references(self._passes, self.images, self.classes)
 
     def _score(
         self, method: Method, grid: Float[np.ndarray, "gh gw *colours"]
     ) -> TruthScore | None:
-        model = self.checkpoint.model
+        model = self._passes
         wanted = is_cheap(model, self.images) if self._truth is None else self._truth
         if not wanted or self.classes is None or method.colours or not np.isfinite(grid).all():
             return None

@@ -28,6 +28,7 @@ class Method:
             class numbers.
         options: further keywords of the function, such as `layer`.
         colours: whether a patch has three values (red, green, blue) instead of one.
+        by_passes: whether the map comes from forward passes alone, without gradients or attention.
         unit: of the values, for the colour bar, such as `share of attention`.
     """
 
@@ -37,6 +38,7 @@ class Method:
     by_class: bool = False
     options: tuple[str, ...] = ()
     colours: bool = False
+    by_passes: bool = False
     unit: str = "importance"
 
     @property

@@ -19,6 +19,7 @@ from vitkit.explaining.explanation import Explanation
 from vitkit.explaining.files import ExplanationFiles, ImageName
 from vitkit.explaining.truth_of_images import TruthOfImages
 from vitkit.messages import escape, percent
+from vitkit.models.vit import ViT
 from vitkit.prediction.images import FoundImage
 from vitkit.weights.checkpoint import Checkpoint
 
@@ -45,6 +46,7 @@ class ExplainedImages:
         files: to write.
         reports: files about all images.
         class_name: the class to explain; None for the predicted one of each image.
+        passes: as for `ImageExplainer`.
 
     Attributes:
         example: name of the first image that was explained; empty before.
@@ -57,9 +59,11 @@ class ExplainedImages:
         files: ExplanationFiles,
         reports: Reports,
         class_name: str | None,
+        passes: ViT | None = None,
     ) -> None:
         self.checkpoint, self.images, self.files = checkpoint, images, files
         self.reports, self.class_name = reports, class_name
+        self._passes = passes
         self.example = ""
         self._truth: TruthOfImages | None = None
         self._registers: Registers | None = None
@@ -114,7 +118,12 @@ class ExplainedImages:
             truth = None if self._truth is None else True
             with self._with_registers():
                 explainer = ImageExplainer(
-                    self.checkpoint, pixels, self.class_name, truth, notes=notes
+                    self.checkpoint,
+                    pixels,
+                    self.class_name,
+                    truth,
+                    notes=notes,
+                    passes=self._passes,
                 )
                 name = ImageName(image.name, image.place)
                 saved = self.files.save(name, explainer, known=self.images.total is not None)

@@ -26,6 +26,7 @@ METAVARS = {
     "device": "DEVICE",
     "engines": "NAME",
     "freeze": "NAME",
+    "gpu": "NAME",
     "img_size": "PIXELS",
     "licence": "LICENCE",
     "loss": "NAME",

@@ -86,6 +86,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 "fall of the class's logit without each patch",
                 "Visualizing and Understanding Convolutional Networks (arXiv 1311.2901)",
                 by_class=True,
+                by_passes=True,
                 options=("window",),
                 unit="fall of the logit",
             ),

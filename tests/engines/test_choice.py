@@ -1,0 +1,190 @@
+"""The choice of an engine: by trials in child processes, some of which crash or compute wrongly."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_checkpoint import save_noisy
+
+import vitkit
+from vitkit.engines.choosing.agreement import compare_logits
+from vitkit.engines.choosing.make_trials import report_line
+from vitkit.engines.choosing.sample_images import sample_images
+from vitkit.engines.choosing.trial import Trial
+from vitkit.engines.choosing.trial_cache import prune
+from vitkit.errors import DataError, SettingError
+
+CLASSES = ["cat", "dog", "owl"]
+CRASHING = "import os, signal\nos.kill(os.getpid(), signal.SIGFPE)\n"
+WRONG = """
+import numpy as np
+
+class Ports:
+    def __getattr__(self, name):
+        return lambda *_, **__: self
+    outputs = property(lambda self: [self])
+    data = np.full((8, 3), 7, np.float32)
+
+def __getattr__(name):
+    return lambda *_, **__: Ports()
+"""
+"""A runtime that answers every call, with 7 for each logit of eight images."""
+
+
+NUMBERS = itertools.count(1)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> str:
+    """A model of its own for each test: trials are remembered by the weights."""
+    std = 0.3 + next(NUMBERS) / 1000
+    return save_noisy(tmp_path / "model.safetensors", CLASSES, std=std)
+
+
+def some_images(count: int) -> list[np.ndarray]:
+    return list(np.random.default_rng(3).integers(0, 256, (count, 16, 24, 3), np.uint8))
+
+
+def put_first(monkeypatch: pytest.MonkeyPatch, folder: Path, content: str) -> None:
+    """Let child processes import another `openvino`."""
+    package = folder / "packages/openvino"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(content, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(CRASHING, "ended by SIGFPE"), (WRONG, "its logits differ by [0-9.]+; at most [0-9.e-]+")],
+    ids=["crashing", "wrong"],
+)
+def test_an_engine_that_fails_here_is_refused_with_the_reason(
+    checkpoint, tmp_path, monkeypatch, content, reason
+):
+    put_first(monkeypatch, tmp_path, content)
+    message = rf"no engine can be used here \(openvino float32: {reason}.*; pass --engine torch"
+    with pytest.raises(SettingError, match=message):
+        vitkit.Predictor.from_checkpoint(checkpoint, engine="openvino")
+    # known from now on: no child process is started, which would find the real one
+    monkeypatch.delenv("PYTHONPATH")
+    with pytest.raises(SettingError, match=message):
+        vitkit.Predictor.from_checkpoint(checkpoint, engine="openvino")
+
+
+def test_openvino_gives_the_same_logits_and_features(checkpoint, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    lines: list[str] = []
+    options = vitkit.EngineOptions(engine="openvino", report=lines.append)
+    images = some_images(5)
+    predictor = vitkit.Predictor.from_checkpoint(checkpoint, engine=options, batch_size=2)
+    expected = vitkit.Predictor.from_checkpoint(checkpoint, engine="torch").logits(images)
+    torch.testing.assert_close(predictor.logits(images), expected, rtol=1e-4, atol=1e-4)
+    assert len(lines) == 2
+    assert lines[0].startswith("trying 1 engine on this model")
+    assert lines[1].startswith("engine openvino, float32: ")
+    # the trial was made once
+    vitkit.Predictor.from_checkpoint(checkpoint, engine=options)
+    assert len(lines) == 2
+
+
+def test_features_are_those_before_the_head(checkpoint):
+    model = vitkit.load(checkpoint).model
+    images = some_images(3)
+    features = vitkit.embed(checkpoint, images)
+    assert features.shape == (3, model.spec.width)
+    logits = vitkit.Predictor.from_checkpoint(checkpoint).logits(images)
+    with torch.inference_mode():
+        torch.testing.assert_close(model.head(torch.from_numpy(features)), logits)
+
+
+def test_short_work_needs_no_trial(checkpoint):
+    lines: list[str] = []
+    options = vitkit.EngineOptions(precision="auto", images=20, report=lines.append)
+    predictor = vitkit.Predictor.from_checkpoint(checkpoint, engine=options)
+    assert (predictor.forward.name, predictor.forward.precision, lines) == ("torch", "float32", [])
+
+
+def test_merging_and_bfloat16_change_logits_a_little(checkpoint):
+    images = some_images(4)
+    expected = vitkit.Predictor.from_checkpoint(checkpoint).logits(images)
+    for arguments in ({"merge": 1}, {"precision": "bfloat16"}):
+        logits = vitkit.Predictor.from_checkpoint(checkpoint, **arguments).logits(images)
+        assert not torch.equal(logits, expected)
+        assert torch.nn.functional.cosine_similarity(logits, expected).min() > 0.8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"engine": "openvin"}, "engine 'openvin' does not exist \\(did you mean 'openvino'"),
+        ({"precision": "int4"}, "precision 'int4' does not exist"),
+        ({"engine": "onnxruntime", "precision": "bfloat16"}, "has no precision bfloat16"),
+        ({"precision": "int8"}, "precision int8 needs images to calibrate with"),
+        ({"calibrate": "digits"}, "--calibrate has no effect with precision float32"),
+        ({"merge": -1}, "merge = -1: must be a whole number"),
+    ],
+)
+def test_wrong_settings(checkpoint, arguments, message):
+    with pytest.raises(SettingError, match=message):
+        vitkit.Predictor.from_checkpoint(checkpoint, **arguments)
+
+
+def test_too_few_images_to_calibrate_with(checkpoint):
+    data = {"train": (np.stack(some_images(8)), [0, 1] * 4)}
+    with pytest.raises(DataError, match="has 8 images in train; at least 16 are needed"):
+        vitkit.Predictor.from_checkpoint(checkpoint, precision="int8", calibrate=data)
+
+
+def test_a_report_in_one_line():
+    trials = [
+        Trial("torch", "float32", 0.1, 0.2),
+        Trial("openvino", "float32", 3.0, 0.1),
+        Trial("compile", "float32", reason="no answer in 60 s"),
+    ]
+    assert report_line(trials, trials[1]).startswith(
+        "engine openvino, float32: 10.0 images/s (2.0 times torch); "
+        "compile not usable here: no answer in 60 s"
+    )
+    # for few images, a fast start counts more
+    assert trials[0].seconds(10) < trials[1].seconds(10)
+    assert trials[0].seconds(100) > trials[1].seconds(100)
+
+
+def test_agreement_has_bounds():
+    logits = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
+    assert compare_logits(logits + 1e-5, logits).refusal("float32") == ""
+    assert "differ" in compare_logits(logits + 1e-2, logits).refusal("float32")
+    assert compare_logits(logits * 1.01, logits).refusal("int8") == ""
+    assert "cosine" in compare_logits(logits.flip(0), logits).refusal("bfloat16")
+    assert "NaN" in compare_logits(logits * float("nan"), logits).refusal("int8")
+    close = torch.ones(200, 1000) * 10
+    close[:, 0] += 1e-3
+    other = close.clone()
+    other[:50, 1] += 2e-3
+    assert "same class as float32 for 75.0%" in compare_logits(other, close).refusal("int8")
+
+
+def test_images_of_trials_have_the_spectrum_of_photographs():
+    images = sample_images(4, 3, (64, 96))
+    assert images.shape == (4, 3, 64, 96)
+    torch.testing.assert_close(images.mean((2, 3)), torch.zeros(4, 3), rtol=0, atol=1e-4)
+    neighbours = (images[..., 1:] * images[..., :-1]).mean()
+    assert neighbours > 0.7, "white noise has 0"
+    assert torch.equal(images, sample_images(4, 3, (64, 96)))
+
+
+def test_models_used_longest_ago_are_forgotten_first(tmp_path):
+    for number, name in enumerate(("old", "middle", "new")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.bin").write_bytes(bytes(100))
+        os.utime(tmp_path / name, (number, number))
+    prune(tmp_path, most_bytes=250)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["middle", "new"]
+    prune(tmp_path, most_bytes=10)
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]

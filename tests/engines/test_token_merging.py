@@ -1,0 +1,217 @@
+"""Token merging against a restatement in loops, and against models whose patches are equal."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+from noise import fill_with_noise
+
+import vitkit
+from vitkit.engines.token_merging import merge_tokens, merged_compute_share, tokens_per_layer
+from vitkit.errors import SettingError
+from vitkit.models.attention import use_attention
+
+SMALL = {"image_size": 32, "patch_size": 8, "width": 16, "depth": 3, "num_heads": 2,
+         "mlp_width": 24, "num_classes": 5}  # fmt: skip
+
+
+def small(**overrides: object) -> vitkit.ViT:
+    model = vitkit.ViT(vitkit.ViTSpec(**SMALL | overrides)).eval()
+    fill_with_noise(model, std=0.4)
+    return model
+
+
+def random_images(count: int, size: int = 32) -> torch.Tensor:
+    return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(7))
+
+
+def norm(x: np.ndarray, weights: dict[str, np.ndarray], name: str) -> np.ndarray:
+    scaled = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+    return scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+
+def linear(x: np.ndarray, weights: dict[str, np.ndarray], name: str) -> np.ndarray:
+    return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+
+def merging_block(
+    tokens: list[np.ndarray], sizes: list[float], weights: dict[str, np.ndarray],
+    block: str, heads: int, prefix: int, r: int,
+) -> tuple[list[np.ndarray], list[float]]:  # fmt: skip
+    """One block of one image, from the paper's Sec. 3, token by token."""
+    z = np.array(tokens)
+    count, width = z.shape
+    h = width // heads
+    qkv = linear(norm(z, weights, f"{block}.norm1"), weights, f"{block}.attn.qkv")
+    q, k, v = qkv.reshape(count, 3, heads, h).transpose(1, 2, 0, 3)
+    mixed = np.zeros((count, width))
+    for head in range(heads):
+        for query in range(count):
+            terms = [sizes[key] * math.exp(q[head, query] @ k[head, key] / math.sqrt(h))
+                     for key in range(count)]  # fmt: skip
+            row = sum(term * value for term, value in zip(terms, v[head], strict=True))
+            mixed[query, head * h : (head + 1) * h] = row / sum(terms)
+    z = z + linear(mixed, weights, f"{block}.attn.proj")
+
+    metric = k.mean(axis=0)
+    edges = []
+    for a in range(prefix, count, 2):
+        cosines = {b: metric[a] @ metric[b] / np.linalg.norm(metric[a]) / np.linalg.norm(metric[b])
+                   for b in range(prefix + 1, count, 2)}  # fmt: skip
+        b = max(cosines, key=lambda b: cosines[b])
+        edges.append((cosines[b], a, b))
+    edges.sort(reverse=True)
+    groups = {b: [b] for b in range(prefix + 1, count, 2)}
+    for _, a, b in edges[:r]:
+        groups[b].append(a)
+    kept = [[i] for i in range(prefix)] + [[a] for _, a, _ in edges[r:]] + list(groups.values())
+    merged_sizes = [sum(sizes[i] for i in group) for group in kept]
+    merged = [sum(sizes[i] * z[i] for i in group) / size
+              for group, size in zip(kept, merged_sizes, strict=True)]  # fmt: skip
+
+    z = np.array(merged)
+    hidden = linear(norm(z, weights, f"{block}.norm2"), weights, f"{block}.mlp.fc1")
+    erf = np.vectorize(math.erf)
+    hidden = hidden * (1 + erf(hidden / math.sqrt(2))) / 2
+    return list(z + linear(hidden, weights, f"{block}.mlp.fc2")), merged_sizes
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_logits_are_those_of_the_algorithm_in_loops(pooling):
+    model = small(pooling=pooling, num_registers=1).double()
+    images = random_images(3).double()
+    weights = {name: value.numpy() for name, value in model.state_dict().items()}
+    expected = []
+    for z_0 in model.embed(images).tokens.detach().numpy():
+        tokens, sizes = list(z_0), [1.0] * 18  # class token, register, 16 patches
+        for layer in range(3):
+            tokens, sizes = merging_block(tokens, sizes, weights, f"blocks.{layer}", 2, 2, 3)
+        assert len(tokens) == 9
+        assert sum(sizes) == 18
+        assert max(sizes) > 2
+        z = norm(np.array(tokens), weights, "norm")
+        patches = zip(sizes[2:], z[2:], strict=True)
+        y = z[0] if pooling == "cls" else sum(size * token for size, token in patches) / 16
+        expected.append(linear(y, weights, "head"))
+    logits = merge_tokens(model, 3)(images).detach().numpy()
+    np.testing.assert_allclose(logits, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("block", ["pre_norm", "post_norm", "res_post_norm"])
+def test_nothing_changes_without_merging(block):
+    model = small(block=block, layer_scale=0.5, image_size=(8, 16))
+    images = random_images(2)
+    assert torch.equal(merge_tokens(model, 0)(images), model(images))
+    # a single patch has no partner, so the blocks run as with merging, and merge nothing
+    single = images[:, :, :8, :8]
+    torch.testing.assert_close(merge_tokens(model, 4)(single), model(single))
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "mean_all", "cls_mean", "map"])
+@pytest.mark.parametrize("kernel", ["fused", "plain"])
+def test_merging_equal_patches_changes_no_logits(pooling, kernel):
+    model = small(positions="none", pooling=pooling, num_registers=2)
+    use_attention(model, kernel)
+    images = torch.zeros(2, 3, 32, 32)
+    images[0, :, :8, :8] = 2.0  # one patch of another kind
+    images[1, :, 16:24, 8:24] = -2.0  # two: in each block, 3 pairs of A and B are of equal ones
+    expected = model(images)
+    assert not torch.allclose(expected[0], expected[1], atol=0.1)
+    torch.testing.assert_close(merge_tokens(model, 3)(images), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("r", "expected"), [(3, [15, 12, 9]), (5, [13, 8, 5]), (99, [10, 6, 4])])
+def test_tokens_of_each_layer_are_as_computed(r, expected):
+    model = small(distillation_token=True)
+    merged = merge_tokens(model, r)
+    counts = []
+    for block in merged.blocks:
+        block.register_forward_hook(lambda *_: pytest.fail("a block ran without merging"))
+        block.mlp.register_forward_hook(lambda _, inputs, __: counts.append(inputs[0].shape[1]))
+    features = merged.forward_features(random_images(2))
+    assert counts == tokens_per_layer(model.spec, r) == expected
+    assert features.patches.shape == (2, 16, 16)
+    assert len(features.patches[0].unique(dim=0)) == expected[-1] - 2
+
+
+def test_fewer_multiply_adds_are_expected():
+    # qkv, proj, MLP and attention of 17 -> 9 and 9 -> 5 tokens, stem and head; matching adds more
+    blocks = [4 * 256 * t + 2 * t * t * 16 + 2 * 16 * 24 * m for t, m in ((17, 17), (17, 17))]
+    merged = [4 * 256 * t + 2 * t * t * 16 + 2 * 16 * 24 * m for t, m in ((17, 9), (9, 5))]
+    others = 16 * 192 * 16 + 16 * 5
+    least = (sum(merged) + others) / (sum(blocks) + others)
+    assert least < merged_compute_share(small(depth=2), 8) < least + 0.1
+
+
+def test_weights_are_shared_and_modules_are_not():
+    model = small()
+    merged = merge_tokens(model, 2)
+    assert merged.head.weight is model.head.weight
+    assert list(merged.state_dict()) == list(model.state_dict())
+    use_attention(merged, "plain")
+    merged.train()
+    assert not model.blocks[0].training
+    assert model.blocks[0].attn.attend is not merged.blocks[0].attn.attend
+    merged(random_images(2)).sum().backward()
+    assert model.patch_embed.proj.weight.grad.abs().sum() > 0
+
+
+def test_impossible_requests_are_refused():
+    with pytest.raises(SettingError, match=r"merge = 2: the model has rotary positions .*merge to"):
+        merge_tokens(small(positions="rope", head_width=8), 2)
+    for wrong in (-1, True):
+        with pytest.raises(SettingError, match=r"merge = .*must be a whole number, 0 or more"):
+            merge_tokens(small(), wrong)
+    merged = merge_tokens(small(), 2)
+    with pytest.raises(SettingError, match="merge = 2: a Record cannot be kept"):
+        merged(random_images(1), vitkit.Record(tokens=[0]))
+    with pytest.raises(SettingError, match="merge = 2: tokens of inner blocks"):
+        merged.get_intermediate_layers(random_images(1))
+    record = vitkit.Record(attention=[0])
+    merge_tokens(small(), 0)(random_images(1), record)
+    assert record.attention[0].shape == (1, 2, 17, 17)
+    assert len(merge_tokens(small(), 0).get_intermediate_layers(random_images(1), 2)) == 2
+
+
+def exported(merged: torch.nn.Module) -> torch.export.ExportedProgram:
+    batch = {0: torch.export.Dim("batch")}
+    with torch.no_grad():
+        return torch.export.export(merged, (random_images(2),), dynamic_shapes=(batch,))
+
+
+@pytest.mark.filterwarnings("ignore")  # of the converter, about its own insides
+def test_programs_give_the_same_logits_for_any_batch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "openvino_telemetry", None)
+    openvino = pytest.importorskip("openvino")
+    merged = merge_tokens(small(pooling="cls_mean", depth=2), 3)
+    program = exported(merged)
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+    compiled = openvino.Core().compile_model(openvino.convert_model(program), "CPU", settings)
+    for count in (1, 2, 5):
+        images = random_images(count)
+        with torch.no_grad():
+            expected = merged(images)
+            torch.testing.assert_close(program.module()(images), expected, atol=1e-5, rtol=1e-5)
+        found = torch.from_numpy(compiled([images.numpy()])[0])
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.soak
+@pytest.mark.filterwarnings("ignore")  # of the exporter, about its own insides
+def test_onnx_and_a_compiled_graph_give_the_same_logits(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    merged = merge_tokens(small(), 3)
+    images = random_images(5)
+    torch.onnx.export(exported(merged), (), tmp_path / "model.onnx", dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    with torch.no_grad():
+        expected = merged(images)
+        (found,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-4, rtol=0)
+        compiled = torch.compile(merged, fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled(images), expected)
