@@ -21,6 +21,7 @@ from datetime import date
 from pathlib import Path
 from statistics import mean, median
 
+from vitkit.benchmarking.machine import processor_name as processor
 from vitkit.process import shorten_spinning
 
 HERE = Path(__file__).parent
@@ -93,16 +94,6 @@ def write_results(prefix: str, results: dict[str, object], output: Path | None =
     before = json.loads(place.read_text()) if place.exists() else {}
     place.write_text(json.dumps(before | results, indent=2) + "\n")
     print(f"written to {place}")
-
-
-def processor() -> str:
-    """Return the processor's name and the number of cores."""
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        found = re.search(r"model name\s*: (.+)", cpuinfo.read_text())
-        name = found.group(1) if found else name
-    return f"{name}, {os.cpu_count()} cores"
 
 
 def main() -> None:

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-if not torch.cuda.is_available():  # torchvision, which timm imports, takes them from CUDA's library
-    OPERATORS = torch.library.Library("torchvision", "DEF")
-    OPERATORS.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    OPERATORS.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
-import timm
-
 import vitkit
+from vitkit.benchmarking.contender_process.torchvision_operators import declare_missing_operators
+from vitkit.engines.choosing.sample_images import sample_images
 from vitkit.engines.eager import SingleImageGraph
+from vitkit.layer_table import summary
+
+declare_missing_operators()  # torchvision, which timm imports, takes them from CUDA's library
+
+import timm  # noqa: E402
 
 CLASSES = 1000
 LARGEST_DIFFERENCE = 1e-4
@@ -78,10 +78,9 @@ def pair(name: str, setting: Setting) -> dict[str, nn.Module]:
 
 
 def images(count: int, setting: Setting, number: int = 0) -> Tensor:
-    """Return batch `number`, smoothed noise in float32: (B, 3, H, W)."""
-    generator = torch.Generator().manual_seed(number)
-    coarse = torch.randn(count, 3, setting.size // 8, setting.size // 8, generator=generator)
-    return F.interpolate(coarse.to(setting.device), size=setting.size, mode="bicubic")
+    """Return batch `number`, noise with the spectrum of photographs, float32: (B, 3, H, W)."""
+    size = (setting.size, setting.size)
+    return sample_images(count, 3, size, seed=number).to(setting.device)
 
 
 @torch.no_grad()
@@ -116,12 +115,7 @@ def same_logits(name: str, setting: Setting) -> dict[str, float]:
 
 def flops(model: nn.Module, size: int) -> float:
     """Return the operations of one image's forward pass: 2 for each multiply-add of a product."""
-    spec = model.spec
-    patches = (size // spec.patch_size[0]) * (size // spec.patch_size[1])
-    tokens, width = patches + spec.num_prefix_tokens, spec.width
-    block = 2 * tokens * width * (4 * width + 2 * spec.mlp_width) + 4 * tokens**2 * width
-    stem = 2 * patches * 3 * spec.patch_size[0] * spec.patch_size[1] * width
-    return float(stem + spec.depth * block + 2 * width * CLASSES)
+    return 2.0 * summary(model, (1, 3, size, size)).mult_adds
 
 
 def compile_model(model: nn.Module, mode: str | None = None) -> None:

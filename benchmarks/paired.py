@@ -6,11 +6,12 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import median, quantiles
+from statistics import quantiles
 
-import numpy as np
 import torch
 import torch._dynamo.utils
+
+from vitkit.benchmarking.statistics import speed_ratio, turn_order
 
 VISIT = 0.1
 """Seconds that a row runs before the next row's turn, at least."""
@@ -35,15 +36,6 @@ class Row:
     wait: bool = False
     seconds: list[float] = field(default_factory=list)
     warm_seconds: float = 0.0
-
-
-def ratio(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
-    """Return the median of theirs over that of ours, with a 95 % bootstrap interval."""
-    random = np.random.default_rng(0)
-    picks = random.integers(len(ours), size=(2, 2000, len(ours)))
-    drawn = np.median(np.array(theirs)[picks[0]], 1) / np.median(np.array(ours)[picks[1]], 1)
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return median(theirs) / median(ours), float(low), float(high)
 
 
 def finish() -> None:
@@ -83,9 +75,8 @@ def in_turn(rows: dict[str, Row], blocks: int) -> None:
     before = graphs()
     first = run(next(iter(rows.values())), FEWEST_CALLS)
     calls = max(FEWEST_CALLS, math.ceil(VISIT / first))
-    for _ in range(blocks):
-        for name in [*rows, *reversed(rows)]:
-            rows[name].seconds.append(run(rows[name], calls))
+    for name in turn_order(rows, blocks):
+        rows[name].seconds.append(run(rows[name], calls))
     if graphs() != before:
         raise SystemExit("a model was compiled again while it was timed")
 
@@ -102,8 +93,8 @@ def compared(rows: dict[str, Row]) -> dict[str, dict[str, object]]:
     for name, row in rows.items():
         low, middle, high = quantiles(row.seconds, n=4)
         made[name] = {"seconds": middle, "quartiles": [low, high],
-                      "faster": ratio(row.seconds, base.seconds),
+                      "faster": speed_ratio(row.seconds, base.seconds),
                       "warm_up_seconds": row.warm_seconds}  # fmt: skip
         if compiled is not None and "compiled" in name:
-            made[name]["faster_than_compiled"] = ratio(row.seconds, compiled.seconds)
+            made[name]["faster_than_compiled"] = speed_ratio(row.seconds, compiled.seconds)
     return made

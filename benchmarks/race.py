@@ -25,13 +25,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from demo import HERE, processor, run, write_results
+from demo import processor, run, write_results
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-sys.path.insert(0, str(HERE.parent / "tests"))
-import conftest  # noqa: F401 - lets torchvision be imported beside a CPU-only torch
-
+from vitkit.benchmarking.contender_process.torchvision_operators import declare_missing_operators
 from vitkit.data.datasets.splitting import with_validation
 from vitkit.data.sources.open import open_dataset
 
@@ -91,6 +89,7 @@ def plain_loop(
     goal: float, seed: int, rate: float, most: float, data: dict[str, tuple[Tensor, Tensor]]
 ) -> dict[str, object]:
     """Train SimpleViT until it reaches the goal or its time is over; return as `ours` does."""
+    declare_missing_operators()  # vit-pytorch imports torchvision
     from vit_pytorch import SimpleViT
 
     torch.manual_seed(seed)

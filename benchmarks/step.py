@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,16 +30,16 @@ from statistics import median, quantiles
 import numpy as np
 import torch
 import torch._dynamo.utils
-from demo import HERE, processor, write_results
-from paired import ratio
+from demo import processor, write_results
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-sys.path.insert(0, str(HERE.parent / "tests"))
-import conftest  # noqa: F401 - lets timm be imported beside a CPU-only torch
-
 import vitkit
+from vitkit.benchmarking.contender_process.torchvision_operators import declare_missing_operators
+from vitkit.benchmarking.inputs import class_labels
+from vitkit.benchmarking.statistics import speed_ratio
 from vitkit.data.sources.open import open_dataset
+from vitkit.engines.choosing.sample_images import sample_images
 from vitkit.models.attention import use_attention
 
 CLASSES = 1000
@@ -88,11 +87,9 @@ class Row:
 
 
 def images(number: int, batch: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return batch `number`: smoothed noise, and labels."""
-    generator = torch.Generator().manual_seed(number)
-    coarse = torch.randn(batch, 3, size // 8, size // 8, generator=generator)
-    images = F.interpolate(coarse, size=size, mode="bicubic").to(device)
-    return images, torch.randint(CLASSES, (batch,), generator=generator).to(device)
+    """Return batch `number`: noise with the spectrum of photographs, and labels."""
+    images = sample_images(batch, 3, (size, size), seed=number).to(device)
+    return images, class_labels(batch, CLASSES, seed=number).to(device)
 
 
 def same_logits(rows: dict[str, Row], images: Tensor) -> float:
@@ -130,6 +127,7 @@ def measured(rows: dict[str, Row], blocks: int, steps: int, batch: Callable[[int
 
 def make_rows(name: str, device: torch.device, eager: bool) -> dict[str, Row]:
     """Make all rows, with timm's initial weights; the last row is timm again."""
+    declare_missing_operators()
     import timm
 
     torch.manual_seed(0)
@@ -204,7 +202,7 @@ def main() -> None:
     base, results = rows["timm eager"], {}
     for name, row in rows.items():
         low, _, high = quantiles(row.seconds, n=4)
-        faster = ratio(row.seconds, base.seconds)
+        faster = speed_ratio(row.seconds, base.seconds)
         differ = max(abs(a - b) for a, b in zip(row.losses, base.losses, strict=True))
         results[name] = {"seconds": median(row.seconds), "quartiles": [low, high],
                          "faster": faster, "loss_difference": differ,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from vitkit.api import compare as compare
     from vitkit.api import show_batch as show_batch
     from vitkit.api import train as train
-    from vitkit.data.augmentation.pipeline import training_transform as training_transform
+    from vitkit.data.augmentation.single_image import training_transform as training_transform
     from vitkit.data.checks.check import check as check
     from vitkit.data.datasets.dataset import Dataset as Dataset
     from vitkit.data.sources.open import open_dataset as open_dataset
@@ -105,7 +105,7 @@ if TYPE_CHECKING:
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "vitkit.api": ("compare", "show_batch", "train"),
-    "vitkit.data.augmentation.pipeline": ("training_transform",),
+    "vitkit.data.augmentation.single_image": ("training_transform",),
     "vitkit.data.checks.check": ("check",),
     "vitkit.data.datasets.dataset": ("Dataset",),
     "vitkit.data.sources.open": ("open_dataset",),

@@ -327,6 +327,8 @@ def _check_tokens(spec: ViTSpec) -> None:
 
 Interpolation = Literal["nearest", "bilinear", "bicubic"]
 Fit = Literal["squash", "crop", "squash-crop"]
+Resizer = Literal["pillow", "torch"]
+"""A library that resizes the crops of training."""
 Channel = tuple[float] | tuple[float, float, float]
 
 

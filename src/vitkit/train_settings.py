@@ -190,6 +190,12 @@ class TrainSettings(TypedDict, total=False):
     crop_scale: float | None
     """Smallest fraction of the area that a random crop keeps (Inception crop), above 0; 1 turns it
     off. Default: 0.35, or 1 for images that are shifted by default."""
+    resizer: Literal["pillow", "torch"]
+    """Library that resizes random crops: `torch`, or `pillow`, which is slower. Where crops are
+    off, and in evaluation, it is always Pillow."""
+    scaled_jpeg: bool
+    """Decode a JPEG at 1/2, 1/4 or 1/8 of its size where its random crop is still not enlarged:
+    photographs of several megapixels load faster, and are a little less sharp. Training only."""
     aa: str | int | None
     """Augmentation policy: RandAugment such as `rand-m9-mstd0.5-inc1`, TrivialAugment `trivial`, or
     3-Augment `3`; default none."""

@@ -29,6 +29,7 @@ from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.pixel_cache import CachedSplit, cached
 from vitkit.data.datasets.scan import scan_split
 from vitkit.data.datasets.splitting import with_validation
+from vitkit.data.images.jpeg import fast_decoder
 from vitkit.data.sources.open import open_dataset
 from vitkit.errors import ImageError, SettingError
 from vitkit.training import train as session
@@ -42,6 +43,7 @@ def folder(tmp_path: Path) -> Dataset:
 
 def decodes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list that gets the name of every image decoded from now on."""
+    fast_decoder()  # it decodes images of its own, once
     seen: list[str] = []
     opened = Image.open
 

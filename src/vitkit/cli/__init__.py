@@ -41,6 +41,8 @@ VERBS = {
     "export": "write a checkpoint for another runtime, and check it there",
     "report": "write a page about a run: scores, curves, mistakes, calibration",
     "summary": "print the layer table of a model or a checkpoint",
+    "plan": "estimate memory, speed and days of a training before it is started",
+    "bench": "compare the speed of a model with other libraries",
     "models": "list the models, or the published checkpoints",
     "completion": "print the script that completes commands in your shell",
 }
@@ -63,7 +65,7 @@ def main() -> None:
             null = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
             setattr(sys, name, null)
     shorten_spinning(os.environ)  # read when torch loads OpenMP
-    if sys.argv[1:2] == ["train"]:
+    if sys.argv[1:2] in (["train"], ["plan"]):  # a plan may measure a step of train
         keep_freed_memory()
     try:
         code = run(sys.argv[1:])

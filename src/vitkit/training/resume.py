@@ -114,6 +114,19 @@ class StoppedRun:
         return [f"{end}: nothing is trained, and config.yaml is unchanged{mend}", *lines]
 
 
+BEFORE_THEM: Settings = {"resizer": "pillow"}
+"""Newer settings whose default differs from what runs did before they existed."""
+
+
+def stored_settings(run: RunFolder) -> Settings:
+    """Return the settings in a run's config.yaml; an older run's newer ones are as it trained.
+
+    Raises:
+        SettingError: they cannot be read.
+    """
+    return BEFORE_THEM | read_yaml(run.config)
+
+
 def describe_stopped_run(run: RunFolder) -> dict[str, Any]:
     """Return JSON values that describe the run to resume, for all processes.
 
@@ -123,7 +136,7 @@ def describe_stopped_run(run: RunFolder) -> dict[str, Any]:
     """
     state, passed_over = newest_state(run.state)
     manifest = manifest_of(state)
-    before = TrainConfig(**read_yaml(run.config)).to_json()
+    before = TrainConfig(**stored_settings(run)).to_json()
     # the state's own settings count, should config.yaml have been edited
     # a state of another version may have settings that are gone
     known = field_names(TrainConfig)
@@ -202,7 +215,7 @@ def keep_earlier_decisions(config: TrainConfig) -> TrainConfig:
     if config.resume != "auto" or config.output is None:
         return config
     try:
-        before = TrainConfig(**read_yaml(RunFolder(Path(config.output)).config))
+        before = TrainConfig(**stored_settings(RunFolder(Path(config.output))))
     except SettingError:
         return config
     merged = _with_decisions(config, before)
@@ -295,7 +308,7 @@ def resumed_settings(
     folder = None if resume is None else resumed_folder(resume, output)
     if folder is None:
         return {}
-    settings = read_yaml(folder.config)
+    settings = stored_settings(folder)
     for name in ("resume", "overwrite"):  # of the call, not of the run
         settings.pop(name, None)
     return settings | {"output": str(folder.root)}

@@ -32,18 +32,19 @@ FACTS = [
         """data data_root cache trust_pickle allow_partial recipe output overwrite resume
         save_every callbacks metrics test seed device attention_kernel grad_checkpointing
         devices parallel timeout threads workers log_interval log_histograms log_examples
-        plots report save_augmented_grid logger quiet""",
+        plots report save_augmented_grid logger quiet resizer""",
     ),
     (
         {"with_probe": "ignored"},
         """drop_path epochs batch_size last_batch grad_accum_steps lr min_lr sched warmup_epochs
         opt momentum beta1 beta2 weight_decay clip_grad on_nan loss bce_threshold
-        label_smoothing flip shift crop_scale log_interval callbacks""",
+        label_smoothing flip shift crop_scale resizer log_interval callbacks""",
     ),
     (
         {"with_probe": "refused"},
         """transform balance progressive freeze freeze_blocks save_every max_steps
         find_batch_size find_lr layer_decay model_ema model_ema_decay aa color_jitter reprob
+        scaled_jpeg
         repeated_aug mixup cutmix mixup_prob mixup_switch_prob mixup_off_epoch teacher distill
         distill_alpha distill_temperature distill_views patience compile grad_checkpointing
         save_augmented_grid""",

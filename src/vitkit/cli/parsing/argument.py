@@ -14,6 +14,7 @@ from vitkit.weights.converting.other_words import answer_to
 
 METAVARS = {
     "aa": "POLICY",
+    "against": "NAME",
     "batch_size": "N",
     "budget": "TIME",
     "cache": "FOLDER",
@@ -23,7 +24,9 @@ METAVARS = {
     "csv": "FILE",
     "data_root": "FOLDER",
     "device": "DEVICE",
+    "engines": "NAME",
     "freeze": "NAME",
+    "gpu": "NAME",
     "img_size": "PIXELS",
     "licence": "LICENCE",
     "loss": "NAME",
@@ -38,8 +41,10 @@ METAVARS = {
     "relabel": "FILE",
     "resume": "RUN",
     "save_images": "FOLDER",
+    "seconds": "SECONDS",
     "split": "SPLIT",
     "suspects": "SPLIT",
+    "tasks": "NAME",
     "to": "FORMAT",
     "data": "DATA",
     "teacher": "CHECKPOINT",

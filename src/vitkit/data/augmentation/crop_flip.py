@@ -1,6 +1,6 @@
 """Random crops, flips and shifts of uint8 images: functions of (seed, epoch, index, view).
 
-An image is cropped by itself, flipped and shifted with its whole batch, each by random numbers of
+An image is cropped and flipped by itself, shifted with its whole batch, each by random numbers of
 its own. The same arguments give the same pixels in any process, in any order.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Int64, UInt8
 
 from vitkit.randomness import uniform
@@ -77,24 +78,31 @@ def _middle(size: tuple[int, int]) -> tuple[int, int, int, int]:
     return left, top, left + box_width, top + box_height
 
 
-def flip_batch(
-    pixels: PixelBatch,
+def flips(
     chance: float,
     seed: int,
     augmentation_keys: int | Int64[np.ndarray, "B"],
     indices: Int64[np.ndarray, "B"],
-) -> PixelBatch:
-    """Mirror each image of a batch with the same chance, left to right.
+) -> Bool[np.ndarray, "B"]:
+    """Draw which images of a batch are mirrored, each with the same chance.
 
     Args:
-        pixels: (B, H, W, C) uint8.
         chance: of a flip, [0, 1].
         seed: of the run.
         augmentation_keys: epoch and view of each image (B,), or of all.
         indices: the images' indices in the split (B,).
     """
-    flipped = uniform(seed, augmentation_keys, indices, FLIP) < chance
-    return _flip(np.ascontiguousarray(pixels), flipped)  # `_flip` views items of all channels
+    return uniform(seed, augmentation_keys, indices, FLIP) < chance
+
+
+def mirror(pixels: UInt8[np.ndarray, "H W C"]) -> None:
+    """Mirror an image left to right, in place.
+
+    Args:
+        pixels: contiguous.
+    """
+    # numpy moves the bytes of a reversed view one by one
+    pixels[:] = torch.from_numpy(pixels).flip(1).numpy()
 
 
 def shift_batch(
@@ -117,15 +125,6 @@ def shift_batch(
     # Every whole number from -largest to largest is equally likely.
     down, across = (draws * (2 * largest + 1)).astype(np.int64) - largest
     return _shift(np.ascontiguousarray(pixels), down, across)
-
-
-def _flip(pixels: PixelBatch, flipped: Bool[np.ndarray, "B"]) -> PixelBatch:
-    """Mirror some images of a batch, left to right; the others are copied."""
-    result = pixels.copy()
-    # An item of all channels: numpy moves the few bytes of a pixel at once, not one by one.
-    pixel = f"V{pixels.shape[3]}"
-    result.view(pixel)[flipped] = pixels[flipped].view(pixel)[:, :, ::-1]
-    return result
 
 
 def _shift(

@@ -3,8 +3,9 @@
 On uint8 pixels, where a loader process makes the batch (`loading.loader`):
 
 1. the user's own transform (`user_transform`);
-2. `Augmentation.resize`: a random crop of each image (`crop_flip`);
-3. `Augmentation.flip_and_shift`: of a whole batch (`crop_flip`).
+2. `Augmentation.write`: a random crop of each image (`crop_flip`), resized (`resized_crop`) and
+   mirrored as it is written into the batch;
+3. `Augmentation.shifted`: of a whole batch (`crop_flip`).
 
 On floats, on the device of the model:
 
@@ -12,21 +13,17 @@ On floats, on the device of the model:
    `operations`), normalisation (`images.preprocess`), random erasing (`random_erasing`);
 5. `BatchTransform`: mixup and CutMix of a batch and its targets (`mixup`).
 
-`training_transform` does 2 to 4 with one image, for a training loop of one's own.
+`single_image` does 2 to 4 with one image, for a training loop of one's own.
 
 A new operation of a policy is a function and a row in `operations`, and a row in `policies`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Bool, Int64, UInt8
 from pydantic import Field
-from torch import Tensor
 
 from vitkit.data.augmentation.crop_flip import (
     ERASE,
@@ -34,7 +31,8 @@ from vitkit.data.augmentation.crop_flip import (
     POLICY,
     PixelBatch,
     crop_box,
-    flip_batch,
+    flips,
+    mirror,
     shift_batch,
 )
 from vitkit.data.augmentation.mixup import Mixing
@@ -42,19 +40,18 @@ from vitkit.data.augmentation.model_inputs import ModelInputs
 from vitkit.data.augmentation.operations import apply
 from vitkit.data.augmentation.policies import Policy, colour_jitter, policy
 from vitkit.data.augmentation.random_erasing import erase
-from vitkit.data.images.preprocess import fit, squash, standardise_in_place, to_unit
-from vitkit.data.images.read import ImageSource, read_image
+from vitkit.data.augmentation.resized_crop import (
+    largest_reduction,
+    reduced_box,
+    resized_crop,
+)
+from vitkit.data.images.preprocess import fit, standardise_in_place, to_unit
 from vitkit.data.loading.batch import Batch
-from vitkit.errors import SettingError, check_type
+from vitkit.errors import SettingError
 from vitkit.frozen import frozen
 from vitkit.randomness import augmentation_key
 from vitkit.shapes import Images
-from vitkit.spec import Preprocess
-
-LARGEST_KEY = 2**32
-"""Numbers of epochs and views are below this."""
-LARGEST_INDEX = 2**63
-"""Indices are below this: they become 64-bit integers."""
+from vitkit.spec import Preprocess, Resizer
 
 
 @frozen(raises=SettingError)
@@ -70,6 +67,9 @@ class Augmentation:
         aa: a policy by name, as `policies.policy` reads it.
         color_jitter: largest change of brightness, contrast and saturation, as a factor.
         reprob: chance that a box of the image is erased, [0, 1].
+        resizer: the library that resizes a random crop; without crops an image is resized as in
+            evaluation, by Pillow.
+        scaled_jpeg: whether a JPEG is decoded smaller where its random crop is not enlarged.
 
     Raises:
         SettingError: a value out of range.
@@ -81,6 +81,34 @@ class Augmentation:
     aa: str | None = None
     color_jitter: float = Field(0.0, ge=0.0, le=1.0)
     reprob: float = Field(0.0, ge=0.0, le=1.0)
+    resizer: Resizer = "torch"
+    scaled_jpeg: bool = False
+
+    def reduction(
+        self,
+        size: tuple[int, int],
+        preprocess: Preprocess,
+        seed: int,
+        augmentation_key: int,
+        index: int,
+    ) -> int:
+        """Return the factor by which a JPEG may be decoded smaller for its crop: 1, 2, 4 or 8.
+
+        Args:
+            size: (H, W) of the upright image.
+            preprocess: size (h, w) of the resized crop.
+            seed: of the run.
+            augmentation_key: epoch and view, `randomness.augmentation_key`.
+            index: the image's index in the split.
+        """
+        if not self.scaled_jpeg or self.crop_scale == 1.0:
+            return 1
+        height, width = preprocess.image_size
+        # A crop has at most the image's size: most small images need no draw.
+        if size[0] < 2 * height or size[1] < 2 * width:
+            return 1
+        box = crop_box(size, self.crop_scale, seed, augmentation_key, index)
+        return largest_reduction(size, box, preprocess.image_size)
 
     def resize(
         self,
@@ -89,6 +117,7 @@ class Augmentation:
         seed: int,
         augmentation_key: int,
         index: int,
+        size: tuple[int, int] | None = None,
     ) -> UInt8[np.ndarray, "h w C"]:
         """Resize one image: by a random crop, or as in evaluation where crops are off.
 
@@ -98,14 +127,79 @@ class Augmentation:
             seed: of the run.
             augmentation_key: epoch and view, `randomness.augmentation_key`.
             index: the image's index in the split.
+            size: the image's full size (H, W), where it was decoded smaller.
         """
         # Evaluation keeps the aspect ratio, an Inception crop of the whole image would not.
         if self.crop_scale == 1.0:
             return fit(image, preprocess)
-        size = (image.shape[0], image.shape[1])
-        return squash(
-            image, preprocess, crop_box(size, self.crop_scale, seed, augmentation_key, index)
-        )
+        decoded = (image.shape[0], image.shape[1])
+        size = size or decoded
+        box = crop_box(size, self.crop_scale, seed, augmentation_key, index)
+        return resized_crop(image, reduced_box(box, size, decoded), preprocess, self.resizer)
+
+    def write(
+        self,
+        out: UInt8[np.ndarray, "h w C"],
+        image: UInt8[np.ndarray, "H W channels"],
+        preprocess: Preprocess,
+        seed: int,
+        augmentation_key: int,
+        index: int,
+        *,
+        mirrored: bool,
+        size: tuple[int, int] | None = None,
+    ) -> None:
+        """Write an image into its place in a batch, resized as by `resize`.
+
+        Args:
+            out: its place, contiguous.
+            image: as in `resize`, with the arguments after it.
+            preprocess: the same.
+            seed: the same.
+            augmentation_key: the same.
+            index: the same.
+            mirrored: whether it is flipped left to right (`flips`).
+            size: as in `resize`.
+        """
+        out[:] = self.resize(image, preprocess, seed, augmentation_key, index, size)
+        if mirrored:
+            mirror(out)
+
+    def flips(
+        self,
+        seed: int,
+        augmentation_keys: int | Int64[np.ndarray, "B"],
+        indices: Int64[np.ndarray, "B"],
+    ) -> Bool[np.ndarray, "B"]:
+        """Return which images of a batch are mirrored.
+
+        Args:
+            seed: of the run.
+            augmentation_keys: epoch and view of each image (B,), or of all.
+            indices: the images' indices in the split (B,).
+        """
+        if self.flip == 0:
+            return np.zeros(len(indices), bool)
+        return flips(self.flip, seed, augmentation_keys, indices)
+
+    def shifted(
+        self,
+        pixels: PixelBatch,
+        seed: int,
+        augmentation_keys: int | Int64[np.ndarray, "B"],
+        indices: Int64[np.ndarray, "B"],
+    ) -> PixelBatch:
+        """Shift a batch, each image by its own random numbers; the shape stays.
+
+        Args:
+            pixels: (B, H, W, C) uint8.
+            seed: of the run.
+            augmentation_keys: epoch and view of each image (B,), or of all.
+            indices: the images' indices in the split (B,).
+        """
+        if self.shift == 0:
+            return pixels
+        return shift_batch(pixels, self.shift, seed, augmentation_keys, indices)
 
     def flip_and_shift(
         self,
@@ -122,11 +216,10 @@ class Augmentation:
             augmentation_keys: epoch and view of each image (B,), or of all.
             indices: the images' indices in the split (B,).
         """
-        if self.flip > 0:
-            pixels = flip_batch(pixels, self.flip, seed, augmentation_keys, indices)
-        if self.shift > 0:
-            pixels = shift_batch(pixels, self.shift, seed, augmentation_keys, indices)
-        return pixels
+        pixels = np.array(pixels, order="C")
+        for row in np.flatnonzero(self.flips(seed, augmentation_keys, indices)):
+            mirror(pixels[row])
+        return self.shifted(pixels, seed, augmentation_keys, indices)
 
 
 class BatchTransform:
@@ -206,141 +299,3 @@ class BatchTransform:
         if self._erase_chance > 0:
             erase(images, self._erase_chance, self.seed, key, indices, ERASE)
         return images
-
-
-@dataclass(frozen=True)
-class TrainingTransform:
-    """A function from an image to an augmented, normalised tensor; see `training_transform`.
-
-    Attributes:
-        preprocess: size, channels, mean and std of the tensors.
-        augmentation: the random changes.
-    """
-
-    preprocess: Preprocess
-    augmentation: Augmentation
-
-    def __call__(
-        self, image: ImageSource, key: Sequence[int] | None = None
-    ) -> Float[Tensor, "C h w"]:
-        """Return the augmented image, (C, h, w) float32 on the CPU.
-
-        Args:
-            image: a path, an encoded file's bytes, a PIL image, or (H, W, 3), (H, W, 1) or
-                (H, W) uint8 [0, 255].
-            key: (seed, epoch, index) or (seed, epoch, index, view), whole numbers from 0: the same
-                key gives the same tensor, that of image `index` in epoch `epoch` of a run with this
-                `seed`. Without a key it is drawn from torch's global generator, which differs
-                between the workers of a `DataLoader`.
-
-        Raises:
-            ImageError: an image that cannot be used.
-            SettingError: not an image; or a key of another form.
-        """
-        seed, epoch, index, view = _key(key)
-        indices = np.array([index])
-        views = np.array([view])
-        keys = augmentation_key(epoch, views)
-        pixels = self.augmentation.resize(
-            read_image(image), self.preprocess, seed, int(keys[0]), index
-        )
-        changed = self.augmentation.flip_and_shift(pixels[None], seed, keys, indices)
-        # The rest is what the run does with a whole batch, here with a batch of one image.
-        batch = Batch(
-            torch.from_numpy(changed),
-            torch.zeros(1, dtype=torch.int64),
-            torch.from_numpy(indices),
-            epoch,
-            torch.from_numpy(views),
-        )
-        # Built for each image: it holds no tensors, and its seed is that of the key.
-        on_batch = BatchTransform(
-            self.preprocess, torch.device("cpu"), self.augmentation, seed=seed
-        )
-        return on_batch.images(batch)[0]
-
-
-OF_A_MODEL = "the preprocessing of a model, such as vitkit.load(path).preprocess"
-"""What `training_transform` takes, in words."""
-
-
-def training_transform(
-    preprocess: Preprocess,
-    *,
-    flip: float = 0.5,
-    shift: int = 0,
-    crop_scale: float = 0.35,
-    aa: str | None = None,
-    color_jitter: float = 0.0,
-    reprob: float = 0.0,
-) -> TrainingTransform:
-    """Return the augmentation of training as a function from an image to a tensor.
-
-    The tensors are those of a run with the same settings, bit for bit; `checkpoint.metadata` has
-    the settings of a run as `recipe`. Mixup and CutMix mix a batch and are not part of it.
-
-    >>> import numpy as np, vitkit
-    >>> preprocess = vitkit.Preprocess(image_size=32)
-    >>> transform = vitkit.training_transform(preprocess, aa="rand-m9-mstd0.5-inc1")
-    >>> photograph = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
-    >>> transform(photograph).shape
-    torch.Size([3, 32, 32])
-    >>> key = (0, 3, 17)  # seed, epoch, index
-    >>> bool((transform(photograph, key) == transform(photograph, key)).all())
-    True
-
-    It fits the argument `transform` of torchvision's datasets, and a dataset of one's own:
-
-    >>> import torch
-    >>> class Photographs(torch.utils.data.Dataset):
-    ...     def __len__(self):
-    ...         return 10
-    ...     def __getitem__(self, index):
-    ...         return transform(photograph), index % 2
-    >>> images, labels = next(iter(torch.utils.data.DataLoader(Photographs(), batch_size=4)))
-    >>> images.shape
-    torch.Size([4, 3, 32, 32])
-
-    Args:
-        preprocess: size, channels, mean and std, such as `checkpoint.preprocess`.
-        flip: probability of a horizontal flip, [0, 1].
-        shift: largest random shift up, down, left and right, in pixels.
-        crop_scale: smallest fraction of the area that a random crop keeps, (0, 1]; 1 turns it off.
-        aa: augmentation policy: RandAugment (arXiv 1909.13719) such as `rand-m9-mstd0.5-inc1`,
-            `trivial` (TrivialAugment, arXiv 2103.10158) or `3` (3-Augment, arXiv 2204.07118).
-        color_jitter: largest random change of brightness, contrast and saturation, [0, 1].
-        reprob: probability that a random box is replaced by noise (arXiv 1708.04896), [0, 1].
-
-    Raises:
-        SettingError: no preprocessing, a value out of range, or a policy that does not exist.
-    """
-    check_type(preprocess, Preprocess, "training_transform", OF_A_MODEL)
-    augmentation = Augmentation(
-        flip=flip, shift=shift, crop_scale=crop_scale, aa=aa, color_jitter=color_jitter,
-        reprob=reprob,
-    )  # fmt: skip
-    BatchTransform(preprocess, torch.device("cpu"), augmentation)  # refuses a wrong policy now
-    return TrainingTransform(preprocess, augmentation)
-
-
-def _key(key: Sequence[int] | None) -> tuple[int, int, int, int]:
-    """Return (seed, epoch, index, view); a seed of torch's global generator without a key."""
-    if key is None:
-        return int(torch.randint(2**63 - 1, ())), 0, 0, 0
-    try:
-        numbers = [*map(int, key)]
-        is_whole = all(number == given for number, given in zip(numbers, key, strict=True))
-    except (TypeError, ValueError, OverflowError):  # int(infinity) overflows
-        numbers, is_whole = [], False
-    if not is_whole or len(numbers) not in (3, 4) or min(numbers) < 0:
-        raise SettingError(
-            f"key {key!r}: expected (seed, epoch, index) or (seed, epoch, index, view), whole "
-            "numbers from 0"
-        )
-    # Without a view it is the first one, as in a run without repeated augmentation.
-    seed, epoch, index, view = [*numbers, 0][:4]
-    if max(epoch, view) >= LARGEST_KEY:
-        raise SettingError(f"key {key!r}: epoch and view must be below {LARGEST_KEY:,}")
-    if index >= LARGEST_INDEX:
-        raise SettingError(f"key {key!r}: the index must be below {LARGEST_INDEX:,}")
-    return seed, epoch, index, view

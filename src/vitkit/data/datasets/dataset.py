@@ -6,23 +6,32 @@ import dataclasses
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Int, Int64, UInt8, UInt64
 
 from vitkit.data.datasets.label_changes import LabelChanges
 from vitkit.data.datasets.path_list import Paths
-from vitkit.data.datasets.split import AdmitPixels, ImageFiles, Split, admit_any
-from vitkit.data.images.decode import decode, decode_with_properties
+from vitkit.data.datasets.split import (
+    AdmitPixels,
+    ImageFiles,
+    ReducedImage,
+    Reduction,
+    Split,
+    admit_any,
+)
+from vitkit.data.images.decode import decode, decode_reduced, decode_with_properties
 from vitkit.data.images.file_types import FileProperty
-from vitkit.data.images.rereading import NO_FILE, file_stamps, patiently
+from vitkit.data.images.rereading import NO_FILE, file_stamps, patiently, single_file_stamp
 from vitkit.errors import ImageError
 from vitkit.io.file_cache import UNKNOWN, file_keys
 from vitkit.messages import escape
 
+Image = TypeVar("Image")
 SPLIT_WORDS = {
     "train": "train",
     "training": "train",
@@ -116,17 +125,31 @@ class FileSplit(Split):
         return escape(self.paths[index].relative_to(self.root).as_posix())
 
     def read(self, index: int) -> UInt8[np.ndarray, "H W 3"]:
-        return patiently(lambda: self._read(index))
+        return self._read(index, decode)
 
-    def _read(self, index: int) -> UInt8[np.ndarray, "H W 3"]:
-        path = self.paths[index]
-        name = self.name(index)
+    def read_reduced(self, index: int, reduction: Reduction) -> ReducedImage:
+        return self._read(index, lambda path: ReducedImage(*decode_reduced(path, reduction)))
+
+    def _read(self, index: int, read: Callable[[str], Image]) -> Image:
+        try:
+            return patiently(lambda: read(self._unchanged(index)))
+        except ImageError as error:
+            # Only now: the name below the folder takes longer than opening the file.
+            raise ImageError(self.name(index), error.reason, error.detail) from error
+
+    def _unchanged(self, index: int) -> str:
+        """Return the path of an image.
+
+        Raises:
+            ImageError: the file is another one than when the data were opened.
+        """
+        path = self.paths.text(index)
         # A run must see the bytes that its fingerprint is of, or it could not be repeated.
-        (stamp,) = file_stamps([path])
+        stamp = single_file_stamp(path)
         expected = stamp if self.stamps is None else self.stamps[index]
         if NO_FILE not in (stamp, expected) and stamp != expected:
-            raise ImageError(name, "missing", "the file was changed after it was opened")
-        return decode(path, name=name)
+            raise ImageError(path, "missing", "the file was changed after it was opened")
+        return path
 
     def examine(
         self, index: int, admit: AdmitPixels = admit_any
@@ -227,6 +250,14 @@ class StoredSplit(Split):
         number = int(self.numbers[index])
         name = self.name(index)
         return patiently(lambda: decode(self.store.encoded(number), name=name))
+
+    def read_reduced(self, index: int, reduction: Reduction) -> ReducedImage:
+        number = int(self.numbers[index])
+        name = self.name(index)
+        decoded = patiently(
+            lambda: decode_reduced(self.store.encoded(number), reduction, name=name)
+        )
+        return ReducedImage(*decoded)
 
     def examine(
         self, index: int, admit: AdmitPixels = admit_any

@@ -29,7 +29,14 @@ from filelock import FileLock
 from jaxtyping import Int, Int64, UInt8, UInt16
 
 from vitkit.data.datasets.dataset import Dataset
-from vitkit.data.datasets.split import AdmitPixels, Split, WrappedSplit, admit_any
+from vitkit.data.datasets.split import (
+    AdmitPixels,
+    ReducedImage,
+    Reduction,
+    Split,
+    WrappedSplit,
+    admit_any,
+)
 from vitkit.data.images.file_types import FILE_PROPERTIES, FileProperty
 from vitkit.errors import ImageError
 from vitkit.io.atomic import replacing_folder
@@ -138,6 +145,13 @@ class CachedSplit(WrappedSplit):
     def read(self, index: int) -> UInt8[np.ndarray, "H W C"]:
         image = self.pixels[int(self.numbers[index])]
         return self.split.read(index) if image is None else image
+
+    def read_reduced(self, index: int, reduction: Reduction) -> ReducedImage:
+        # A run with a cache sees the bytes of one without: a smaller image is decoded again.
+        image = self.pixels[int(self.numbers[index])]
+        if image is None or reduction((image.shape[0], image.shape[1])) > 1:
+            return self.split.read_reduced(index, reduction)
+        return ReducedImage(image, (image.shape[0], image.shape[1]), 1)
 
     def examine(
         self, index: int, admit: AdmitPixels = admit_any

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Int, Int64, UInt8
 
 from vitkit.data.datasets.dataset import Dataset
-from vitkit.data.datasets.split import ImageFiles, Split, WrappedSplit
+from vitkit.data.datasets.split import ImageFiles, ReducedImage, Reduction, Split, WrappedSplit
 from vitkit.errors import ImageError
 
 MOST_TRIED = 100
 """Replacements that are tried for one image; if none can be read, the disk is gone."""
 LONGEST_SEARCH = 5.0
 """Seconds after which no other replacement is tried."""
+Image = TypeVar("Image")
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,13 +33,21 @@ class ReplacingSplit(WrappedSplit):
     _failures: list[str] = field(default_factory=list, repr=False)
 
     def read(self, index: int) -> UInt8[np.ndarray, "H W C"]:
+        return self._readable(index, self.split.read)
+
+    def read_reduced(self, index: int, reduction: Reduction) -> ReducedImage:
+        return self._readable(
+            index, lambda any_index: self.split.read_reduced(any_index, reduction)
+        )
+
+    def _readable(self, index: int, read: Callable[[int], Image]) -> Image:
         try:
-            return self.split.read(index)
+            return read(index)
         except ImageError as error:
             self._failures.append(f"{error.name}: {error.reason}: {error.detail}")
-            return self._read_replacement(index, error)
+            return self._replacement(index, read, error)
 
-    def _read_replacement(self, index: int, error: ImageError) -> UInt8[np.ndarray, "H W C"]:
+    def _replacement(self, index: int, read: Callable[[int], Image], error: ImageError) -> Image:
         same_class = np.flatnonzero(self.labels == self.labels[index])
         # The class in the order of the split, beginning after the image and without it.
         following = np.roll(same_class, -1 - int(np.searchsorted(same_class, index)))[:-1]
@@ -44,7 +55,7 @@ class ReplacingSplit(WrappedSplit):
         start = time.monotonic()
         for candidate in following[:MOST_TRIED].tolist():
             try:
-                return self.split.read(candidate)
+                return read(candidate)
             except ImageError:
                 if time.monotonic() - start > LONGEST_SEARCH:
                     break

@@ -16,6 +16,28 @@ LONGEST_PAUSE = 120.0
 AdmitPixels = Callable[[int], object]
 """Called with the number of pixels of an image before it is decoded; it may wait."""
 
+Reduction = Callable[[tuple[int, int]], int]
+"""Called with the full size (H, W) of an image; returns 1, 2, 4 or 8, the factor by which it may be
+decoded smaller."""
+
+
+@dataclass(frozen=True)
+class ReducedImage:
+    """A decoded image that may be smaller than its file."""
+
+    pixels: UInt8[np.ndarray, "h w C"]
+    """(ceil(H / factor), ceil(W / factor), C)."""
+    size: tuple[int, int] | None = None
+    """The full size (H, W); None where it is that of the pixels."""
+    factor: int | None = None
+    """1, 2, 4 or 8; None where the image has one size only."""
+
+    def serves(self, reduction: Reduction) -> bool:
+        """Return True if decoding with another `reduction` would give the same pixels."""
+        if self.factor is None or self.size is None:
+            return True
+        return reduction(self.size) == self.factor
+
 
 @dataclass(frozen=True)
 class ImageFiles:
@@ -66,6 +88,16 @@ class Split(ABC):
         Raises:
             ImageError: it cannot be read or decoded.
         """
+
+    def read_reduced(self, index: int, reduction: Reduction) -> ReducedImage:
+        """Return one image as `read` does, a JPEG decoded smaller where `reduction` allows it.
+
+        The default reads it whole.
+
+        Raises:
+            ImageError: it cannot be read or decoded.
+        """
+        return ReducedImage(self.read(index))
 
     @abstractmethod
     def subset(self, indices: Int[np.ndarray, " M"]) -> Split:

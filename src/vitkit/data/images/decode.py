@@ -7,12 +7,10 @@ pixels and refuse the same files. An image is decoded whole or not at all.
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import re
-import stat
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
@@ -34,12 +32,17 @@ from vitkit.data.images.integrity import (
     ends_early,
     is_cut_short,
 )
-from vitkit.data.images.orientation import UPRIGHT, exif_orientation, turned_upright
+from vitkit.data.images.jpeg import SMALLEST_REDUCED, fast_pixels, set_reduction
+from vitkit.data.images.orientation import SIDEWAYS, UPRIGHT, exif_orientation, turned_upright
 from vitkit.data.images.pillow_errors import PILLOW_ERRORS, PillowKeptQuiet
+from vitkit.data.images.rereading import file_in_memory, open_image_file
 from vitkit.data.images.tiff import pixel_layout, tiff_orientation, tile_size
 from vitkit.errors import ImageError
 from vitkit.messages import escape
 
+ChooseFactor = Callable[[tuple[int, int]], int]
+"""Called with the full size (H, W) of an upright image; returns 1, 2, 4 or 8, the factor by which
+it may be decoded smaller."""
 READABLE_MODES = "grey, RGB, RGBA, CMYK or palette of 8 or 16 bits"
 WEBP_SHARE = 2
 """A WebP may have this part of the pixels of others: Pillow decodes it with two more canvases and a
@@ -83,6 +86,27 @@ def decode(
     return pixels
 
 
+def decode_reduced(
+    source: bytes | str | os.PathLike[str], reduction: ChooseFactor, *, name: str | None = None
+) -> tuple[RGBPixels, tuple[int, int], int | None]:
+    """Decode one image as `decode` does, a JPEG smaller where the caller allows it.
+
+    Args:
+        source: as in `decode`.
+        reduction: called for a JPEG of at least 64 x 64 pixels that is about to be decoded.
+        name: as in `decode`.
+
+    Returns:
+        The pixels (ceil(H / factor), ceil(W / factor), 3); the full size (H, W); and the factor,
+        None where `reduction` was not called.
+
+    Raises:
+        ImageError: as `decode`.
+    """
+    decoded = _open_and_decode(source, name, MAX_PIXELS, MAX_ASPECT, reduction=reduction)
+    return decoded.pixels, decoded.size, decoded.factor
+
+
 def decode_with_properties(
     source: bytes | str | os.PathLike[str],
     *,
@@ -108,10 +132,41 @@ def decode_with_properties(
     Raises:
         ImageError: as `decode`.
     """
+    decoded = _open_and_decode(source, name, max_pixels, max_aspect, admit=admit)
+    return decoded.pixels, decoded.properties
+
+
+@dataclass(frozen=True)
+class _Decoded:
+    """A decoded image.
+
+    Attributes:
+        pixels: perhaps fewer than in the file.
+        size: the full size (H, W).
+        factor: by which it was decoded smaller; None where that was not asked for.
+        properties: those that decoding changed.
+    """
+
+    pixels: RGBPixels
+    size: tuple[int, int]
+    factor: int | None = None
+    properties: frozenset[FileProperty] = frozenset()
+
+
+def _open_and_decode(
+    source: bytes | str | os.PathLike[str],
+    name: str | None,
+    max_pixels: int,
+    max_aspect: float,
+    *,
+    admit: Callable[[int], object] = lambda pixels: None,
+    reduction: ChooseFactor | None = None,
+) -> _Decoded:
     if name is None:
         name = "image" if isinstance(source, bytes) else os.fspath(source)
     name = escape(name)
-    with _open(source, name) as handle:
+    with open_image_file(source, name) as opened:
+        handle = opened
         format = None
         try:
             head = handle.read(HEAD_SIZE)
@@ -119,8 +174,9 @@ def decode_with_properties(
             # Only bytes of the six formats reach Pillow.
             if format is None:
                 raise ImageError(name, *describe(head))
+            handle = file_in_memory(opened, head)
             with PillowKeptQuiet():
-                return _decode(handle, format, name, max_pixels, max_aspect, admit)
+                return _decode(handle, format, name, max_pixels, max_aspect, admit, reduction)
         except Image.DecompressionBombError as error:
             raise ImageError(name, "too large", _one_line(error)) from error
         except PILLOW_ERRORS as error:
@@ -168,41 +224,6 @@ def as_rgb(image: Image.Image | np.ndarray, name: str = "image") -> RGBPixels:
         raise ImageError(name, "truncated" if is_cut else "damaged", _one_line(error)) from error
 
 
-def _open(source: bytes | str | os.PathLike[str], name: str) -> Stream:
-    """Open the bytes as a stream. A path is opened only when it is a file: a FIFO would hang."""
-    if isinstance(source, bytes):
-        if not source:
-            raise ImageError(name, "empty", "expected an image, got 0 bytes")
-        return io.BytesIO(source)
-    try:
-        status = os.stat(source)
-        if not stat.S_ISREG(status.st_mode):
-            raise ImageError(name, "not a file", f"expected a file, found {_kind(status.st_mode)}")
-        if status.st_size == 0:
-            raise ImageError(name, "empty", "expected an image, got a file of 0 bytes")
-        return Path(source).open("rb")
-    except FileNotFoundError:
-        raise ImageError(name, "missing", "no such file") from None
-    # A path with a zero byte, or one too long, is a ValueError or an OSError.
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ImageError(name, "missing", f"cannot be opened: {reason}") from error
-
-
-def _kind(mode: int) -> str:
-    kinds = (
-        (stat.S_ISDIR, "a folder"),
-        (stat.S_ISFIFO, "a FIFO"),
-        (stat.S_ISSOCK, "a socket"),
-        (stat.S_ISCHR, "a character device"),
-        (stat.S_ISBLK, "a block device"),
-    )
-    for is_kind, kind in kinds:
-        if is_kind(mode):
-            return kind
-    return "something else"
-
-
 def _decode(
     handle: Stream,
     format: str,
@@ -210,10 +231,12 @@ def _decode(
     max_pixels: int,
     max_aspect: float,
     admit: Callable[[int], object],
-) -> tuple[RGBPixels, frozenset[FileProperty]]:
+    reduction: ChooseFactor | None,
+) -> _Decoded:
+    frame = 0
     # First: Pillow would go through all the markers or chunks of the header, however many.
     if format == "JPEG":
-        check_jpeg_scans(handle, name)
+        frame = check_jpeg_scans(handle, name)
     if format == "PNG":
         check_png_chunk_count(handle, name)
     with Image.open(handle, formats=IMAGE_FORMATS) as image:
@@ -235,11 +258,38 @@ def _decode(
         stored = str([tile.args for tile in image.tile[:1]])  # loading empties it
         turned = format == "TIFF" and tiff_orientation(image) in UPRIGHT  # loading forgets it
         admit(pixels_at_once)
-        image.load()
+        if format == "JPEG":
+            decoded = _decode_jpeg(handle, image, frame, name, reduction)
+        else:
+            image.load()
+            decoded = _Decoded(rgb_pixels(image, name), (image.height, image.width))
         if format == "PNG":
             check_png_rows(handle, image, name)
-        pixels = turned_upright(rgb_pixels(image, name), image)
-        return pixels, frozenset(_file_properties(image, stored, turned))
+        pixels = turned_upright(decoded.pixels, image)
+        properties = frozenset(_file_properties(image, stored, turned))
+        return replace(decoded, pixels=pixels, properties=properties)
+
+
+def _decode_jpeg(
+    handle: Stream,
+    image: ImageFile.ImageFile,
+    frame: int,
+    name: str,
+    reduction: ChooseFactor | None,
+) -> _Decoded:
+    """Return the pixels of a JPEG as they are stored, and its full size once upright."""
+    size = (image.height, image.width)
+    if exif_orientation(image) in SIDEWAYS:
+        size = size[::-1]
+    factor = None
+    if reduction is not None and min(size) >= SMALLEST_REDUCED:
+        factor = reduction(size)
+    pixels = fast_pixels(handle, image, frame, factor or 1)
+    if pixels is None:
+        set_reduction(image, factor or 1)
+        image.load()
+        pixels = rgb_pixels(image, name)
+    return _Decoded(pixels, size, factor)
 
 
 def _tile_pixels(image: ImageFile.ImageFile, name: str, max_pixels: int) -> int:

@@ -64,8 +64,11 @@ MOST_CHUNKS = 100_000
 TIFF_STRIPS = (273, 279, 324, 325)  # offsets and lengths of strips, then of tiles
 
 
-def check_jpeg_scans(handle: Stream, name: str) -> None:
+def check_jpeg_scans(handle: Stream, name: str) -> int:
     """Count a JPEG's scans, without decoding any; memory stays flat.
+
+    Returns:
+        The kind of its frame, the second byte of the marker; 0 where none was found.
 
     Raises:
         ImageError: "too large" with more than `MOST_SCANS`, or more than `MOST_MARKERS` in all.
@@ -75,10 +78,10 @@ def check_jpeg_scans(handle: Stream, name: str) -> None:
     for _ in range(MOST_MARKERS):
         marker = _next_marker(handle, position)
         if marker is None:
-            return
+            return frame
         position, kind = marker
         if kind == END_OF_IMAGE:
-            return
+            return frame
         if kind in WITHOUT_LENGTH:
             position += 2
             continue
@@ -92,7 +95,7 @@ def check_jpeg_scans(handle: Stream, name: str) -> None:
             if scans > MOST_SCANS:
                 break
             if frame in SEQUENTIAL and head[2] == components:
-                return  # all is in this one scan, and decoders do not look for another
+                return frame  # all is in this one scan, and decoders do not look for another
         position += 2 + int.from_bytes(head[:2])
     most = f"{MOST_SCANS} scans" if scans > MOST_SCANS else f"{MOST_MARKERS:,} markers"
     raise ImageError(

@@ -19,6 +19,9 @@ UPRIGHT = {
     8: lambda p: p[:, ::-1].swapaxes(0, 1),
 }
 
+SIDEWAYS = frozenset({5, 6, 7, 8})
+"""Orientations that exchange height and width."""
+
 
 def turned_upright(
     pixels: UInt8[np.ndarray, "H W 3"], image: Image.Image

@@ -44,7 +44,7 @@ def fit(
     if preprocess.fit == "squash":
         return squash(image, preprocess)
     # Channels first: for a grey model one channel is resized instead of three.
-    image = _in_channels(image, preprocess.channels)
+    image = in_channels(image, preprocess.channels)
     scaled = _scaled_size(image.shape[:2], preprocess)
     image = _resize(image, scaled, preprocess)
     height, width = preprocess.image_size
@@ -53,24 +53,18 @@ def fit(
 
 
 def squash(
-    image: UInt8[np.ndarray, "H W channels"],
-    preprocess: Preprocess,
-    box: tuple[int, int, int, int] | None = None,
+    image: UInt8[np.ndarray, "H W channels"], preprocess: Preprocess
 ) -> UInt8[np.ndarray, "h w C"]:
-    """Resize a part of an image to the model's size, each side by its own factor.
+    """Resize an image to the model's size, each side by its own factor.
 
     Args:
         image: (H, W, 3) RGB or (H, W, 1) grey, uint8.
         preprocess: size (h, w), channels C and filter; `fit` is ignored.
-        box: (left, top, right, bottom) in pixels; the whole image where absent.
 
     Raises:
         ShapeError: an image of another shape or dtype.
     """
-    image = _in_channels(image, preprocess.channels)
-    if box is not None:
-        left, top, right, bottom = box
-        image = image[top:bottom, left:right]
+    image = in_channels(image, preprocess.channels)
     return _resize(image, preprocess.image_size, preprocess)
 
 
@@ -204,10 +198,14 @@ def _resize(
     return np.array(resized).reshape(*size, -1)
 
 
-def _in_channels(
+def in_channels(
     image: UInt8[np.ndarray, "H W channels"], channels: int
 ) -> UInt8[np.ndarray, "H W C"]:
-    """Convert colour to grey by Rec. 601 (0.299 R + 0.587 G + 0.114 B), or repeat grey."""
+    """Convert colour to grey by Rec. 601 (0.299 R + 0.587 G + 0.114 B), or repeat grey.
+
+    Raises:
+        ShapeError: an image of another shape or dtype.
+    """
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] not in (1, 3):
         raise ShapeError(
             f"expected an image (H, W, 3) or (H, W, 1) uint8, got {image.shape} {image.dtype}"

@@ -13,9 +13,8 @@ import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import groupby
-from operator import itemgetter
 from pickle import PicklingError
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,10 +22,10 @@ from jaxtyping import Int64, UInt8
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from vitkit.data.datasets.split import Split
+from vitkit.data.datasets.split import ReducedImage, Split
 from vitkit.data.images.preprocess import fit
 from vitkit.data.loading import worker_watch
-from vitkit.data.loading.batch import Batch
+from vitkit.data.loading.batch import Batch, PixelAugmentation, PixelTransform
 from vitkit.data.loading.sampler import EpochOrder, steps_of_epoch
 from vitkit.data.loading.worker_watch import watched
 from vitkit.errors import DataError, VitkitError
@@ -37,37 +36,6 @@ NAMES_SHOWN = 3
 """Images of a batch that a message names."""
 SECONDS_AFTER_SIGTERM = 60
 """After that a worker process ends although its parent has not ended it."""
-
-
-PixelTransform = Callable[[UInt8[np.ndarray, "H W C"], int, int, str], UInt8[np.ndarray, "h w c"]]
-"""A function of an image's pixels, its epoch and view in one key, its index and its name."""
-
-
-@runtime_checkable
-class PixelAugmentation(Protocol):
-    """The random changes that a loader process makes; `data.augmentation.pipeline` has them.
-
-    A protocol, so that a loader imports no augmentation: evaluation needs none.
-    """
-
-    def resize(
-        self,
-        image: UInt8[np.ndarray, "H W channels"],
-        preprocess: Preprocess,
-        seed: int,
-        augmentation_key: int,
-        index: int,
-    ) -> UInt8[np.ndarray, "h w C"]:
-        """Resize one image."""
-
-    def flip_and_shift(
-        self,
-        pixels: UInt8[np.ndarray, "B H W C"],
-        seed: int,
-        augmentation_keys: int | Int64[np.ndarray, "B"],
-        indices: Int64[np.ndarray, "B"],
-    ) -> UInt8[np.ndarray, "B H W C"]:
-        """Change a batch; the shape stays."""
 
 
 class BatchSource(TorchDataset[Batch]):
@@ -206,18 +174,58 @@ class TrainingSteps(BatchSource):
         if views is None:
             views = np.zeros_like(indices)
         keys = augmentation_key(epoch, views)
-        images = []
+        flipped = self.augmentation.flips(self.seed, keys, indices)
+        pixels = np.empty((len(indices), *preprocess.image_size, preprocess.channels), np.uint8)
         # The views of one image are neighbours: it is decoded once for all of them.
-        for index, same in groupby(zip(indices, keys, strict=True), key=itemgetter(0)):
-            image = self.split.read(int(index))
-            for _, key in same:
-                number = (int(key), int(index))
-                changed = image
-                if self.transform is not None:
-                    changed = self.transform(image, *number, self.split.name(int(index)))
-                images.append(self.augmentation.resize(changed, preprocess, self.seed, *number))
-        batch = self.augmentation.flip_and_shift(np.stack(images), self.seed, keys, indices)
-        return _batch(batch, self.split, indices, epoch, views)
+        for index, rows in groupby(range(len(indices)), key=indices.tolist().__getitem__):
+            image = None
+            for row in rows:
+                key = int(keys[row])
+                image = self.read(index, key, preprocess, image)
+                self.augmentation.write(
+                    pixels[row],
+                    self._transformed(image.pixels, key, index),
+                    preprocess,
+                    self.seed,
+                    key,
+                    index,
+                    mirrored=bool(flipped[row]),
+                    size=image.size,
+                )
+        pixels = self.augmentation.shifted(pixels, self.seed, keys, indices)
+        return _batch(pixels, self.split, indices, epoch, views)
+
+    def read(
+        self, index: int, key: int, preprocess: Preprocess, earlier: ReducedImage | None = None
+    ) -> ReducedImage:
+        """Return an image as it is before its augmentation, a JPEG perhaps decoded smaller.
+
+        Args:
+            index: the image's index in the split.
+            key: epoch and view in one, `randomness.augmentation_key`.
+            preprocess: size of the view.
+            earlier: the image as another view had it; taken again where it has the same pixels.
+
+        Raises:
+            ImageError: it cannot be read or decoded.
+        """
+        if self.transform is not None:  # it expects whole images
+            return earlier or ReducedImage(self.split.read(index))
+
+        def reduction(size: tuple[int, int]) -> int:
+            return self.augmentation.reduction(size, preprocess, self.seed, key, index)
+
+        if earlier is not None and earlier.serves(reduction):
+            return earlier
+        return self.split.read_reduced(index, reduction)
+
+    def _transformed(
+        self, pixels: UInt8[np.ndarray, "H W channels"], key: int, index: int
+    ) -> UInt8[np.ndarray, "H2 W2 channels"]:
+        """Return the pixels, changed by the user's own transform if there is one."""
+        if self.transform is None:
+            return pixels
+        return self.transform(pixels, key, index, self.split.name(index))
 
 
 class EvaluationBatches(BatchSource):

@@ -32,8 +32,8 @@ class ImageCost:
 
     Attributes:
         decode: reading and decoding.
-        resize: cropping and resizing.
-        augment: flips, shifts, and a transform of the user's own.
+        resize: cropping, resizing and mirroring.
+        augment: shifts, and a transform of the user's own.
     """
 
     decode: float
@@ -79,24 +79,33 @@ def measure_image_cost(steps: TrainingSteps, step: int) -> ImageCost:
     indices = steps.indices(step)[:TIMED_IMAGES]
     epoch = step // steps.steps_per_epoch
     decode = resize = augment = 0.0
-    images = []
-    for index in map(int, indices):
+    height, width = steps.preprocess.image_size
+    pixels = np.empty((len(indices), height, width, steps.preprocess.channels), np.uint8)
+    flipped = steps.augmentation.flips(steps.seed, epoch, indices)
+    for row, index in enumerate(map(int, indices)):
         # Time of this thread only: waiting for the disk must not count as work.
         start = time.thread_time()
-        image = steps.split.read(index)
+        image = steps.read(index, epoch, steps.preprocess).pixels
         decoded = time.thread_time()
         if steps.transform is not None:
             image = steps.transform(image, epoch, index, steps.split.name(index))
         changed = time.thread_time()
-        pixels = steps.augmentation.resize(image, steps.preprocess, steps.seed, epoch, index)
-        images.append(pixels)
+        steps.augmentation.write(
+            pixels[row],
+            image,
+            steps.preprocess,
+            steps.seed,
+            epoch,
+            index,
+            mirrored=bool(flipped[row]),
+        )
         decode += decoded - start
         augment += changed - decoded
         resize += time.thread_time() - changed
     start = time.thread_time()
-    steps.augmentation.flip_and_shift(np.stack(images), steps.seed, epoch, indices)
+    steps.augmentation.shifted(pixels, steps.seed, epoch, indices)
     augment += time.thread_time() - start
-    count = len(images)
+    count = len(indices)
     return ImageCost(decode / count, resize / count, augment / count)
 
 

@@ -26,6 +26,8 @@ def augmentation_of(config: RunConfig) -> Augmentation:
         aa=config.aa,
         color_jitter=config.color_jitter,
         reprob=config.reprob,
+        resizer=config.resizer,
+        scaled_jpeg=config.scaled_jpeg,
     )
 
 

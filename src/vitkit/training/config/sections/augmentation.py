@@ -6,6 +6,7 @@ from typing import Annotated
 
 from vitkit.errors import SettingError
 from vitkit.frozen import frozen
+from vitkit.spec import Resizer
 from vitkit.training.config.field_types import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -53,6 +54,17 @@ class AugmentationSettings:
     ] = None
     """Smallest fraction of the area that a random crop keeps (Inception crop), above 0; 1 turns it
     off. Default: 0.35, or 1 for images that are shifted by default."""
+    # one value of a hundred differs, mostly by 1 of 255: far less than between two seeds
+    resizer: Annotated[
+        Resizer, Meaning(resume="fixed", changes_result=False, with_probe="ignored")
+    ] = "torch"
+    """Library that resizes random crops: `torch`, or `pillow`, which is slower. Where crops are
+    off, and in evaluation, it is always Pillow."""
+    scaled_jpeg: Annotated[
+        bool, Meaning(resume="fixed", changes_result=True, with_probe="refused")
+    ] = False
+    """Decode a JPEG at 1/2, 1/4 or 1/8 of its size where its random crop is still not enlarged:
+    photographs of several megapixels load faster, and are a little less sharp. Training only."""
     aa: Annotated[
         PolicyName, Meaning(resume="fixed", changes_result=True, with_probe="refused")
     ] = None

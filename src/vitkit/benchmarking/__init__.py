@@ -1,0 +1,1 @@
+"""Speed of vitkit beside other libraries: the same weights, equal logits, in turn."""

@@ -1,0 +1,79 @@
+"""Comparison of two speeds: turns in the order A B B A, medians, and bootstrap intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+RESAMPLES = 2_000
+"""Bootstrap samples behind an interval."""
+QUANTILES = (0.025, 0.975)
+"""Ends of an interval that holds 95 %."""
+
+
+class Interval(NamedTuple):
+    """An estimate with its 95 % bootstrap interval.
+
+    Attributes:
+        value: the estimate, from all samples.
+        low: lower end of the interval.
+        high: upper end.
+    """
+
+    value: float
+    low: float
+    high: float
+
+    def contains(self, number: int | float) -> bool:
+        """Return True if a number lies in the interval, ends included."""
+        return self.low <= number <= self.high
+
+
+def turn_order(names: Iterable[str], rounds: int) -> Iterator[str]:
+    """Yield whose turn it is: in each round all names in order, then all in reverse order.
+
+    What drifts over a round, as the temperature of a processor does, then reaches all alike.
+
+    >>> "".join(turn_order("ABC", 2))
+    'ABCCBAABCCBA'
+    """
+    order = list(names)
+    for _ in range(rounds):
+        yield from order
+        yield from reversed(order)
+
+
+def speed_ratio(seconds: Sequence[float], base: Sequence[float]) -> Interval:
+    """Return how many times as fast something is as a base: base's median over its own.
+
+    The interval is that of the percentile bootstrap (Efron and Tibshirani, "An Introduction to the
+    Bootstrap", 1993, chapter 13); both sides are drawn anew. It is the same in every call.
+
+    Args:
+        seconds: of a call, a number for each turn (N,).
+        base: the same of the base (M,).
+    """
+    drawn = _medians(base, 0) / _medians(seconds, 1)
+    low, high = np.quantile(drawn, QUANTILES)
+    return Interval(float(np.median(base) / np.median(seconds)), float(low), float(high))
+
+
+def per_second(seconds: Sequence[float], amount: int | float = 1.0) -> Interval:
+    """Return how much is done in a second: an amount over the median time, with its interval.
+
+    Args:
+        seconds: of a call, a number for each turn (N,).
+        amount: done in a call, such as a number of images.
+    """
+    low, high = np.quantile(amount / _medians(seconds, 1), QUANTILES)
+    return Interval(amount / float(np.median(seconds)), float(low), float(high))
+
+
+def _medians(samples: Sequence[float], stream: int) -> np.ndarray:
+    """Return the medians of samples drawn with replacement; streams are independent."""
+    random = np.random.default_rng([0, stream])
+    values = np.asarray(samples, dtype=np.float64)
+    picks = random.integers(len(values), size=(RESAMPLES, len(values)))
+    return np.asarray(np.median(values[picks], axis=1))

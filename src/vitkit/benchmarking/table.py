@@ -1,0 +1,114 @@
+"""The tables of a benchmark on a terminal, at most 80 columns wide."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from vitkit.benchmarking.result import BenchmarkResult, BenchmarkRow, TaskResult
+from vitkit.benchmarking.statistics import Interval
+from vitkit.messages import plural
+
+WIDTH = 80
+NAME = 20
+"""Characters of the first column."""
+TITLES = {
+    "inference": "inference, {batch}",
+    "latency": "one image at a time",
+    "training": "training step, {batch}",
+    "loader": "loading of JPEGs, {batch}, one thread",
+}
+OPERATIONS = 1e9
+"""Operations per second in a GFLOP/s."""
+
+
+def format_tables(result: BenchmarkResult) -> str:
+    """Return all tables of a result, with what stands above and below them."""
+    lines = [*_head(result), ""]
+    for task in result.tasks:
+        lines += [*_task(task, result.matrix_peak), ""]
+    for name, reason in result.left_out.items():
+        lines += _folded(f"left out: {name}: {reason}")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _head(result: BenchmarkResult) -> Iterator[str]:
+    settings, machine = result.settings, result.machine
+    threads = plural(settings["threads"], "thread")
+    rounds = plural(settings["rounds"], "round")
+    yield from _folded(f"{result.model}, {settings['precision']}, {threads}, {rounds}")
+    yield from _folded(f"on {machine['processor']}, load {machine['load_before']:.1f} before")
+    if result.matrix_peak:
+        peak = result.matrix_peak / OPERATIONS
+        library = max(result.products, key=lambda name: result.products[name])
+        yield from _folded(f"largest matrix product measured: {peak:,.0f} GFLOP/s, by {library}")
+
+
+def _task(task: TaskResult, peak: float | None) -> Iterator[str]:
+    """Yield the lines of one task; brackets hold 95 % intervals."""
+    yield TITLES[task.task].format(batch=f"batch {task.batch_size}")
+    if not task.rows:
+        yield "  nothing was measured"
+    else:
+        base = task.rows[0].contender
+        speed = "ms" if task.task == "latency" else "images/s"
+        yield f"  {'':<{NAME}}{speed:>9}{'x ' + base:>11}{'[95 %]':>14}{'of peak':>9}{'MB':>7}"
+        for row in task.rows:
+            yield _row(task, row, peak)
+        yield from _conclusions(task)
+    for name, reason in task.excluded.items():
+        yield from _folded(f"  {name}: not timed: {reason}")
+
+
+def _row(task: TaskResult, row: BenchmarkRow, peak: float | None) -> str:
+    images = row.images_per_second.value
+    speed = f"{1e3 / images:.2f}" if task.task == "latency" else short_number(images)
+    faster = task.faster(row)
+    interval = f"[{faster.low:.2f}, {faster.high:.2f}]"
+    share = task.share_of_peak(row, peak)
+    part = "" if share is None else f"{100 * share:.0f} %"
+    return (
+        f"  {row.contender:<{NAME}}{speed:>9}{faster.value:>11.2f}{interval:>14}{part:>9}"
+        f"{row.peak_mb:>7.0f}"
+    )
+
+
+def _conclusions(task: TaskResult) -> Iterator[str]:
+    """Yield the noise, and vitkit beside the fastest of the others."""
+    base = task.rows[0].contender
+    noise = task.noise
+    if noise is not None:
+        verdict = "" if noise.contains(1.0) else ": the machine was not steady"
+        yield from _folded(f"  {base} beside itself: {interval_text(noise)}{verdict}")
+    own, other = task.fastest_own, task.fastest_other
+    if own is not None and other is not None:
+        faster = task.compare(own, other)
+        yield from _folded(
+            f"  {own.contender} beside the fastest other, {other.contender}: "
+            f"{interval_text(faster)}"
+        )
+
+
+def interval_text(interval: Interval) -> str:
+    """Return a ratio with its interval.
+
+    >>> interval_text(Interval(1.234, 1.2, 1.3))
+    '1.23 x [1.20, 1.30]'
+    """
+    return f"{interval.value:.2f} x [{interval.low:.2f}, {interval.high:.2f}]"
+
+
+def short_number(value: float) -> str:
+    """Return three significant digits or all whole ones.
+
+    >>> short_number(1234.5), short_number(8.9), short_number(97.31)
+    ('1,234', '8.90', '97.3')
+    """
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:#.3g}"
+
+
+def _folded(text: str) -> list[str]:
+    indent = " " * (len(text) - len(text.lstrip()) + 2)
+    return textwrap.wrap(text, WIDTH, initial_indent="", subsequent_indent=indent)

@@ -1,0 +1,155 @@
+"""`vitkit bench MODEL|CHECKPOINT`."""
+
+from __future__ import annotations
+
+import json as json_text
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+from tyro.conf import Positional, Suppress
+
+from vitkit.cli.images import files_of_checkpoint
+from vitkit.cli.parsing.command import Command, describe_function
+from vitkit.cli.parsing.fields import SPEC, as_flags, take_fields
+from vitkit.cli.parsing.words import read_words
+from vitkit.errors import SettingError
+from vitkit.io.results import check_outputs, png_result
+from vitkit.messages import escape
+
+if TYPE_CHECKING:
+    from vitkit.benchmarking.contenders import Lineup
+    from vitkit.benchmarking.result import BenchmarkResult
+    from vitkit.benchmarking.settings import BenchmarkSettings
+
+WRITER = "vitkit bench"
+"""Text in the PNG file of a benchmark."""
+PLOT = png_result("a plot of a benchmark", WRITER)
+
+EXAMPLES = (
+    "vitkit bench vit_small_patch16_224  # all engines and all libraries that are installed",
+    "vitkit bench runs/photos-vit-1 --against timm openvino --plot speed.png",
+    "vitkit bench vit_tiny_patch16_224 --tasks training loader --against timm",
+)
+
+
+def bench_command(
+    model: Positional[str],
+    *,
+    against: tuple[str, ...] = (),
+    engines: tuple[str, ...] = (),
+    tasks: tuple[str, ...] = (),
+    precision: str = "float32",
+    batch_size: int = 8,
+    threads: int | None = None,
+    rounds: int = 7,
+    seconds: float = 0.5,
+    img_size: int | None = None,
+    json: bool = False,
+    plot: Path | None = None,
+    overwrite: bool = False,
+    spec: Suppress[dict[str, Any] | None] = None,
+) -> None:
+    """Compare the speed of a model with other libraries: same weights, same logits, same threads.
+
+    Each contender has a process of its own. One whose logits differ from ours is named and not
+    timed. The others take turns, in order and in reverse order. A ratio is that of medians, with a
+    95 % bootstrap interval; the first contender, compared with itself, shows the noise.
+
+    Args:
+        model: a model's name (untrained weights), or a checkpoint of any known format.
+        against: timm, transformers, torchvision, vit-pytorch, timm-compiled, onnxruntime and
+            openvino (the bare runtimes, on timm's model), or none; default all that are installed.
+            The first one is the base of the ratios.
+        engines: torch, optimized, compile, openvino, onnxruntime; default all that are installed.
+        tasks: inference, latency (one image at a time), training and loader; default the first two.
+        precision: float32, bfloat16 or int8.
+        batch_size: images of a batch.
+        threads: of the processor; default the cores that may be used.
+        rounds: number of rounds; a contender has two turns in each.
+        seconds: of a turn, at least.
+        img_size: image size in pixels; default the model's own.
+        json: print JSON, with the times of all turns, the machine and the versions.
+        plot: write a figure to this .png file.
+        overwrite: let --plot replace any existing file; default: only an earlier plot.
+        spec: fields of the model.
+    """
+    # imported here: --help and wrong names do not wait for torch
+    from vitkit.benchmarking.contenders import choose_contenders
+    from vitkit.benchmarking.settings import benchmark_settings
+
+    settings = benchmark_settings(
+        precision=precision,
+        batch_size=batch_size,
+        threads=threads,
+        rounds=rounds,
+        seconds=seconds,
+        tasks=tasks,
+    )
+    lineup = choose_contenders(against, engines, precision)
+    fields = _fields(spec, img_size)
+    if plot is not None:
+        inputs = files_of_checkpoint(model)
+        check_outputs([plot], PLOT, inputs=inputs, overwrite=overwrite, flag="--plot")
+    _print(_measured(model, fields, lineup, settings), plot, as_json=json)
+
+
+def _fields(spec: dict[str, Any] | None, img_size: int | None) -> dict[str, Any]:
+    """Return the fields of the model that flags decide."""
+    fields = dict(spec or {})
+    if img_size is not None:
+        if img_size < 1:
+            raise SettingError.about("img_size", img_size, "must be 1 or more")
+        fields["image_size"] = img_size
+    return fields
+
+
+def _measured(
+    model: str, fields: dict[str, Any], lineup: Lineup, settings: BenchmarkSettings
+) -> BenchmarkResult:
+    from vitkit.benchmarking.measure import Benchmark
+    from vitkit.benchmarking.model_files import open_model
+
+    checkpoint = open_model(model, fields)
+    try:
+        return Benchmark(model, checkpoint, lineup, settings, _report).run()
+    finally:
+        _report("")
+
+
+def _print(result: BenchmarkResult, plot: Path | None, *, as_json: bool) -> None:
+    """Print the result, and write its figure."""
+    from vitkit.benchmarking.table import format_tables
+
+    if as_json:
+        sys.stdout.write(json_text.dumps(result.to_json(), indent=2) + "\n")
+    else:
+        sys.stdout.write(format_tables(result))
+    if plot is not None and any(task.rows for task in result.tasks):
+        from vitkit.benchmarking.plot import save_plot
+
+        save_plot(result, plot, WRITER)
+        sys.stderr.write(f"wrote {escape(plot)}\n")
+
+
+def _report(line: str) -> None:
+    """Say on a terminal what is done now, as a benchmark takes minutes."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{escape(line)}")
+        sys.stderr.flush()
+
+
+def describe(_: Sequence[str] = ()) -> Command:
+    """Describe the verb."""
+    return describe_function("bench", bench_command, examples=EXAMPLES, extra=[SPEC])
+
+
+def run(arguments: list[str]) -> None:
+    """Parse the arguments and measure."""
+    rest, spec = take_fields(read_words(describe(), arguments).ordered)
+    flags = ("precision", "batch_size", "threads", "rounds", "seconds", "tasks", "img_size")
+    with as_flags(*flags):
+        tyro.cli(partial(bench_command, spec=spec), args=rest, prog="vitkit bench")

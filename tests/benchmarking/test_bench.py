@@ -1,0 +1,270 @@
+"""`vitkit bench` on a tiny model: equal logits first, then the table, the JSON and the figure."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import signal
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny_checkpoint import save_noisy
+
+from vitkit import cli
+from vitkit.benchmarking.contender_process.matrix_peak import matrix_peak
+from vitkit.benchmarking.contender_process.worker import ContenderProcess, answer_request
+from vitkit.benchmarking.contenders import PEERS, choose_contenders
+from vitkit.benchmarking.plot import draw_benchmark
+from vitkit.benchmarking.processes import ContenderError, Worker
+from vitkit.benchmarking.result import BenchmarkResult, BenchmarkRow, TaskResult
+from vitkit.benchmarking.table import format_tables
+from vitkit.errors import MissingExtraError, SettingError
+from vitkit.plots.figure import encode_png
+
+QUICK = ["--engines", "torch", "--rounds", "2", "--seconds", "0.01", "--threads", "1",
+         "--batch-size", "2"]  # fmt: skip
+
+
+class InThisProcess:
+    """A contender without a process of its own, whose start would take seconds."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads, self.process = threads, ContenderProcess()
+
+    def __enter__(self) -> InThisProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def ask(self, do: str, **request: object) -> dict:
+        if do == "peak":
+            return {"products": {"torch": 1e13, "numpy": 1e12}}
+        sent = json.loads(json.dumps({"do": do, **request}))
+        reply = json.loads(json.dumps(answer_request(self.process, sent)))
+        if "refused" in reply:
+            raise ContenderError(reply["refused"])
+        return reply
+
+    def close(self) -> None:
+        pass
+
+
+def benched(*words: str) -> dict:
+    """Run the command, with all contenders in this process, and return its JSON."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitkit.benchmarking.measure.Worker", InThisProcess)
+        patch.setattr("sys.stdout", io.StringIO())
+        assert cli.run(["bench", *words, *QUICK, "--json"]) == 0
+        text = sys.stdout.getvalue()
+    torch.set_flush_denormal(False)
+    return json.loads(text)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    """A checkpoint with biases of query, key and value, which vit-pytorch lacks."""
+    path = tmp_path_factory.mktemp("model") / "model.safetensors"
+    return save_noisy(path, [*"abcdef"], std=0.3, image_size=16)
+
+
+@pytest.fixture(scope="module")
+def measured(model, tmp_path_factory):
+    """The JSON of a benchmark of a checkpoint, and its figure."""
+    plot = tmp_path_factory.mktemp("figures") / "new" / "speed.png"
+    against = ("torchvision", "vit-pytorch")
+    return benched(model, "--against", *against, "--plot", str(plot)), plot
+
+
+def test_the_json_has_all_contenders_in_both_tasks(measured):
+    document, _ = measured
+    assert [task["task"] for task in document["tasks"]] == ["inference", "latency"]
+    for task, images in zip(document["tasks"], (2, 1), strict=True):
+        names = [row["contender"] for row in task["rows"]]
+        assert names == ["torchvision", "vitkit torch", "torchvision, again"]
+        assert task["batch_size"] == images
+        for row in task["rows"]:
+            assert len(row["seconds"]) == 4  # two turns in each of two rounds
+            value, low, high = row["images_per_second"]
+            assert value == pytest.approx(images / np.median(row["seconds"]))
+            assert low <= value <= high
+            assert row["logits"]["difference"] <= 1e-4 * max(1, row["logits"]["scale"])
+            assert 50 < row["peak_mb"] < 5_000
+            assert 0 < row["share_of_peak"] < 1
+        assert task["rows"][0]["faster"][0] == 1.0
+        base, own = (np.median(row["seconds"]) for row in task["rows"][:2])
+        assert task["rows"][1]["faster"][0] == pytest.approx(base / own)
+    assert document["machine"]["versions"]["torchvision"]
+    assert document["matrix_peak"] == max(document["matrix_products"].values())
+    assert document["settings"]["threads"] == 1
+
+
+def test_a_contender_with_other_logits_is_named_and_not_timed(measured):
+    document, _ = measured
+    for task in document["tasks"]:
+        reason = task["not_timed"]["vit-pytorch"]
+        assert re.match(r"not equal: its logits differ by .*; at most .* is expected", reason)
+        assert "cannot store: " in reason
+        assert "qkv_bias" in reason
+
+
+def test_the_figure_is_written_and_not_blank(measured):
+    _, plot = measured
+    pixels = np.asarray(Image.open(plot).convert("RGB"))
+    assert min(pixels.shape[:2]) > 300
+    blue = np.array([0x00, 0x72, 0xB2])
+    assert (pixels == blue).all(-1).sum() > 1_000  # vitkit's bars
+    assert (pixels == 255).all(-1).mean() > 0.5
+
+
+def test_training_steps_and_loaders_are_compared_too(model):
+    document = benched(model, "--against", "torchvision", "--tasks", "training", "loader")
+    training, loader = document["tasks"]
+    for task, own in ((training, "vitkit torch"), (loader, "vitkit")):
+        names = [row["contender"] for row in task["rows"]]
+        assert names == ["torchvision", own, "torchvision, again"]
+        assert not task["not_timed"]
+    assert training["operations_per_image"] > 0
+    assert training["rows"][1]["logits"]["difference"] < 1e-3
+    assert loader["rows"][1]["logits"] is None
+
+
+def test_an_untrained_model_of_the_first_paper_is_the_same_in_vit_pytorch():
+    small = {"image_size": 16, "patch_size": 8, "width": 24, "depth": 2, "num_heads": 3,
+             "mlp_width": 32}  # fmt: skip
+    words = [f"--spec.{name.replace('_', '-')}={value}" for name, value in small.items()]
+    words += ["--spec.num-classes=5", "--against", "vit-pytorch", "--tasks", "latency"]
+    document = benched("vit_tiny_patch16_224", *words)
+    (task,) = document["tasks"]
+    assert task["not_timed"] == {}
+    assert "without the two norms" in task["rows"][0]["library"]
+
+
+def test_products_of_matrices_are_measured(monkeypatch):
+    monkeypatch.setattr(
+        "vitkit.benchmarking.contender_process.matrix_peak.find_spec", lambda name: None
+    )
+    for precision, libraries in (("float32", {"torch", "numpy"}), ("int8", {"torch"})):
+        found = matrix_peak(precision, 1, sides=[64, 128])
+        assert set(found) == libraries
+        assert all(1e8 < speed < 1e14 for speed in found.values())
+
+
+def made_row(name: str, seconds: float, *, ours: bool = False, images: int = 8) -> BenchmarkRow:
+    turns = tuple(seconds * factor for factor in (0.99, 1.0, 1.01) * 4)
+    return BenchmarkRow(name, ours, f"{name} 1.0", turns, images, None, 500.0, 1.0, 1.0)
+
+
+def made_result(*rows: BenchmarkRow, again: BenchmarkRow | None = None) -> BenchmarkResult:
+    task = TaskResult("inference", 8, rows, again, {"openvino": "ended by SIGILL"}, 35e9)
+    settings = {"precision": "float32", "threads": 2, "rounds": 6}
+    machine = {"processor": "A processor with a long name, 2 cores", "load_before": 0.1}
+    return BenchmarkResult("vit_base_patch16_224", settings, machine, {"torch": 400e9}, (task,),
+                           {"vit-pytorch": "not installed (pip install vit-pytorch)"})  # fmt: skip
+
+
+def test_the_table_has_ratios_share_of_the_peak_noise_and_what_is_missing():
+    result = made_result(made_row("timm", 2.0), made_row("vitkit onnxruntime", 1.0, ours=True),
+                         again=made_row("timm, again", 2.0))  # fmt: skip
+    text = format_tables(result)
+    assert max(map(len, text.splitlines())) <= 80
+    assert re.search(r"timm +4\.00 +1\.00 +\[.*\] +35 % +500", text)
+    assert re.search(r"vitkit onnxruntime +8\.00 +2\.00 +\[1\.9\d, 2\.0\d\] +70 % +500", text)
+    assert "timm beside itself: 1.00 x [0.99, 1.01]\n" in text
+    assert "vitkit onnxruntime beside the fastest other, timm: 2.00 x" in text
+    assert "openvino: not timed: ended by SIGILL" in text
+    assert "left out: vit-pytorch: not installed (pip install vit-pytorch)" in text
+    slower = made_result(made_row("timm", 2.0), again=made_row("timm, again", 3.0))
+    assert "the machine was not steady" in format_tables(slower)
+
+
+def test_the_figure_has_the_fastest_on_top():
+    figure = draw_benchmark(
+        made_result(made_row("timm", 2.0), made_row("vitkit torch", 1.0, ours=True))
+    )
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["timm", "vitkit torch"]
+    assert [text.get_text() for text in axes.texts] == [
+        "4.00",
+        "8.00 (2.00\N{MULTIPLICATION SIGN})",
+    ]
+    width = figure.get_size_inches()[0]
+    assert width < 3.7  # inches: a column of a paper
+    assert encode_png(figure).startswith(b"\x89PNG")
+
+
+def test_a_process_that_ends_is_an_error_in_one_line():
+    with Worker(1) as worker:
+        assert worker.ask("memory")["peak_mb"] > 1
+        with pytest.raises(ContenderError, match="KeyError: 'nothing'"):
+            worker.ask("nothing")
+        worker._process.send_signal(signal.SIGKILL)
+        with pytest.raises(ContenderError, match="ended by SIGKILL"):
+            worker.ask("memory")
+
+
+def test_contenders_that_are_not_asked_for_are_left_out_with_the_reason(monkeypatch):
+    monkeypatch.setattr("vitkit.benchmarking.contenders.find_spec",
+                        lambda name: None if name == "vit_pytorch" else True)  # fmt: skip
+    lineup = choose_contenders([], ["torch"], "bfloat16")
+    names = [contender.name for contender in lineup.contenders]
+    assert names[0] == "timm"
+    assert names[-1] == "vitkit torch"
+    assert lineup.left_out == {"vit-pytorch": "not installed (pip install vit-pytorch)",
+                               "onnxruntime": "has no bfloat16"}  # fmt: skip
+    with pytest.raises(MissingExtraError, match="pip install vit-pytorch"):
+        choose_contenders(["lucidrains"], ["torch"], "float32")
+    with pytest.raises(SettingError, match="onnxruntime has no bfloat16, only float32"):
+        choose_contenders(["onnxruntime"], ["torch"], "bfloat16")
+    assert [one.name for one in choose_contenders(["none"], ["torch"], "float32").contenders] == [
+        "vitkit torch"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--against", "tim"], r"--against tim: .* \(did you mean 'timm'\?\); it is one of"),
+        (["--engines", "opnvino"], r"--engines opnvino: .* \(did you mean 'openvino'\?\)"),
+        (["--tasks", "trainig"], r"--tasks trainig: must be one of .* 'training'"),
+        (["--precision", "float16"], "--precision float16: must be one of float32"),
+        (["--batch-size", "0"], "--batch-size 0: must be 1 or more"),
+        (["--threads", "0"], "--threads 0: must be 1 or more"),
+        (["--rounds", "-1"], "--rounds -1: must be 1 or more"),
+        (["--seconds", "0"], "--seconds 0.0: must be above 0"),
+        (["--img-size", "0"], "--img-size 0: must be 1 or more"),
+        (["--plot", "/proc/speed.png"], "cannot write /proc/speed.png"),
+        (["--plot", "speed.pdf"], "--plot speed.pdf: expected a name that ends in .png"),
+        (["--tasks", "training", "--precision", "int8"], "--tasks training has no int8"),
+        (["--spec.num-classes", "0"], "without a head has no logits"),
+        (["--spec.wdith", "3"], "wdith"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_measured(words, message, monkeypatch, capsys):
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a process was started"))
+    assert cli.run(["bench", "vit_tiny_patch16_224", *words]) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error)
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.soak
+def test_engines_and_runtimes_run_in_processes_of_their_own(model, capsys):
+    words = ["--against", "timm", "onnxruntime", "openvino", "--rounds", "2", "--seconds", "0.05"]
+    assert cli.run(["bench", model, *words, "--json"]) == 0
+    task = json.loads(capsys.readouterr().out)["tasks"][0]
+    assert task["not_timed"] == {}
+    assert {row["contender"] for row in task["rows"]} == {
+        "timm", "onnxruntime", "openvino", "timm, again", "vitkit torch", "vitkit optimized",
+        "vitkit compile", "vitkit openvino", "vitkit onnxruntime"}  # fmt: skip
+
+
+def test_the_help_names_every_contender(capsys):
+    assert cli.run(["bench", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for name in PEERS:
+        assert f" {name}" in text

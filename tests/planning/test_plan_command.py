@@ -1,0 +1,113 @@
+"""`vitkit plan` as a person types it: the table, the JSON, what fits, and mistakes."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from tiny_checkpoint import save_tiny
+
+from vitkit import cli
+
+
+def plan(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert cli.run(["plan", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_plan_fits_80_columns_and_agrees_with_its_json(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    words = ("ViT-B/16", "--gpus", "8", "--gpu", "h200", "--batch", "2048")
+    text = plan(capsys, *words)
+    assert max(map(len, text.splitlines())) <= 80
+    found = json.loads(plan(capsys, *words, "--json"))
+    assert (found["parameters"], found["tokens"]) == (86_567_656, 197)
+    assert found["forward_flops"] == sum(found["forward_flops_by_part"].values())
+    assert found["training_flops"] == 3 * found["forward_flops"]
+    kinds = [(way["parallel"], way["recompute"]) for way in found["ways"]]
+    assert kinds == [("ddp", False), ("ddp", True), ("fsdp", False), ("fsdp", True)]
+    for way in found["ways"]:
+        seconds = way["step"]["total"]
+        assert way["images_per_second"] == pytest.approx(2048 / seconds)
+        assert way["days"] == pytest.approx(1_281_167 * 300 * seconds / 2048 / 86_400)
+    (peaks,) = re.findall(r"^at most at once +(.*)$", text, flags=re.MULTILINE)
+    assert [float(peak) for peak in peaks.split()] == pytest.approx(
+        [way["memory"]["peak"] / 1e9 for way in found["ways"]], abs=0.01
+    )
+    # twice the GPUs for the same images take about half as long
+    more = json.loads(plan(capsys, *words, "--gpus", "16", "--json"))
+    assert more["ways"][0]["days"] < 0.6 * found["ways"][0]["days"]
+
+
+def test_the_sentence_about_what_does_not_fit(capsys):
+    words = ("ViT-L/16", "--gpu", "rtx4090", "--batch-size", "64", "--img-size", "384")
+    text = plan(capsys, *words)
+    (most,) = re.findall(r"does not fit: .* the largest batch that does is (\d+);", text)
+    assert "--grad-accum-steps 2" in text
+    words = (*words[:3], "--img-size", "384", "--json", "--batch-size")
+    fits = [json.loads(plan(capsys, *words, str(int(most) + n)))["ways"][0]["fits"] for n in (0, 1)]
+    assert fits == [True, False]
+
+
+def test_settings_change_what_they_name(capsys):
+    base = json.loads(plan(capsys, "ViT-B/16", "--json"))["ways"]
+    ema = json.loads(plan(capsys, "ViT-B/16", "--json", "--model-ema"))["ways"]
+    assert ema[0]["memory"]["ema"] == base[0]["memory"]["weights"]
+    only = json.loads(plan(capsys, "ViT-B/16", "--json", "--grad-checkpointing"))["ways"]
+    assert [way["recompute"] for way in only] == [True]
+    full = json.loads(plan(capsys, "ViT-B/16", "--json", "--amp", "off"))["ways"]
+    assert full[0]["step"]["products"] > 5 * base[0]["step"]["products"]
+    deep = json.loads(plan(capsys, "ViT-B/16", "--json", "--spec.depth", "24"))["ways"]
+    assert deep[0]["memory"]["activations"] == pytest.approx(
+        2 * base[0]["memory"]["activations"], rel=0.02
+    )
+    half = json.loads(plan(capsys, "ViT-B/16", "--json", "--gpu", "t4"))
+    assert half["amp"] == "float16"
+
+
+def test_a_checkpoint_is_planned_as_the_model_in_it(tmp_path, capsys):
+    path = save_tiny(tmp_path / "tiny.safetensors", ["a", "b"])
+    found = json.loads(plan(capsys, str(path), "--json"))
+    assert found["parameters"] > 0
+    assert found["model"] == str(path)
+
+
+def test_this_processor_is_measured(monkeypatch, capsys):
+    monkeypatch.setattr("vitkit.planning.measure.LEAST_SECONDS", 0.0)
+    monkeypatch.setattr("vitkit.planning.measure.LEAST_CALLS", 1)
+    words = ("vit_tiny_patch16_224", "--gpu", "this", "--batch-size", "2", "--img-size", "32",
+             "--spec.depth", "1", "--measure", "--json")  # fmt: skip
+    found = json.loads(plan(capsys, *words))
+    assert found["gpu"] == "this processor"
+    kept = found["measured"]["no checkpointing: bytes kept for the backward pass"]
+    assert kept["formula"] == pytest.approx(kept["measured"], rel=0.1)
+    step = found["measured"]["checkpointing: seconds of a step"]
+    assert step["formula"] > 0 < step["measured"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("ViT-B/16 --gpu h20", r"--gpu h20: must be one of .*did you mean 'h200'"),
+        ("ViT-B/16 --gpus 8 --batch 100", r"--batch-size 100: must be divisible by --gpus 8.*96"),
+        ("ViT-B/16 --gpus 0", r"--gpus 0: must be 1 or more"),
+        ("ViT-B/16 --epochs 0", r"--epochs 0: must be 1 or more"),
+        ("ViT-B/16 --batch-size 0", r"--batch-size 0: must be 1 or more"),
+        ("vit_bas_patch16_224", r"no model .*did you mean 'vit_base_patch16_224'"),
+        ("ViT-B/16 --img-size 225", r"225 .* not divisible by patch_size 16"),
+        ("ViT-B/16 --spec.num-heads 7", r"width 768 is not divisible by num_heads 7"),
+        ("ViT-B/16 --gpus 2 --gpu this", r"--gpus 2: .*one processor"),
+        ("ViT-B/16 --measure", r"--measure: .*pass --gpu this|--measure: .*add --gpu this"),
+        ("ViT-B/16 --amp bfloat16 --gpu t4", r"--amp bfloat16: t4 has none"),
+        ("ViT-B/16 --opt lion", r"--opt lion: must be one of"),
+        ("vit_base_r50_s16_224", r"the stem 'resnet' has a network before"),
+        ("ViT-B/16 --spec.stem resnet", r"stem|stages"),
+    ],
+)
+def test_mistakes_are_one_line(words, message, capsys):
+    assert cli.run(["plan", *words.split()]) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error)
+    assert error.count("\n") == 1
