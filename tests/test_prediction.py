@@ -24,6 +24,7 @@ from vitkit.errors import (
     UserCodeError,
     UserError,
 )
+from vitkit.exporting import model_parts
 from vitkit.prediction import predictor as prediction
 
 PREPROCESS = vitkit.Preprocess(image_size=16, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
@@ -171,8 +172,8 @@ def test_threads_share_a_bound_of_pixels(tmp_path, monkeypatch, at_once, most):
             inside[0] -= 1
         return fit(*given)
 
-    fit = prediction.fit
-    monkeypatch.setattr(prediction, "fit", slow)
+    fit = model_parts.fit
+    monkeypatch.setattr(model_parts, "fit", slow)
     monkeypatch.setattr(prediction, "PIXELS_AT_ONCE", at_once)
     monkeypatch.setattr(prediction, "available_cores", lambda: 4)
     predictor = vitkit.Predictor(lambda x: x.mean(dim=(2, 3)), PREPROCESS)

@@ -9,6 +9,7 @@ Source: Pillow, `Resample.c` (coefficients, fixed point) and `Convert.c` (grey).
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64, UInt8
@@ -89,7 +90,7 @@ class PreprocessingGraph(nn.Module):
         axis: int,
         length: Int64[Tensor, ""],
         scaled: Int64[Tensor, ""],
-        count: int | torch.SymInt,
+        count: Any,
     ) -> Float[Tensor, "h H"]:
         """Return the resampling matrix of one axis, for the rows that the centre crop keeps.
 
@@ -97,7 +98,7 @@ class PreprocessingGraph(nn.Module):
             axis: 0 is down, 1 across.
             length: of the image along the axis.
             scaled: length of the resized image, of which the crop is the centre.
-            count: `length` as a number.
+            count: `length` as a number, or as a symbol while the graph is recorded.
         """
         kept = self.preprocess.image_size[axis]
         first = _half_to_even(scaled - kept)
