@@ -52,7 +52,7 @@ def _task(task: TaskResult, peak: float | None) -> Iterator[str]:
     else:
         base = task.rows[0].contender
         speed = "ms" if task.task == "latency" else "images/s"
-        yield f"  {'':<{NAME}}{speed:>9}{'x ' + base:>11}{'[95 %]':>14}{'of peak':>9}{'MB':>7}"
+        yield f"  {'':<{NAME}}{speed:>9}{'x ' + base:>16}{'[95 %]':>15}{'of peak':>9}{'MB':>8}"
         for row in task.rows:
             yield _row(task, row, peak)
         yield from _conclusions(task)
@@ -68,8 +68,8 @@ def _row(task: TaskResult, row: BenchmarkRow, peak: float | None) -> str:
     share = task.share_of_peak(row, peak)
     part = "" if share is None else f"{100 * share:.0f} %"
     return (
-        f"  {row.contender:<{NAME}}{speed:>9}{faster.value:>11.2f}{interval:>14}{part:>9}"
-        f"{row.peak_mb:>7.0f}"
+        f"  {row.contender:<{NAME}}{speed:>9}{faster.value:>16.2f}{interval:>15}{part:>9}"
+        f"{row.peak_mb:>8.0f}"
     )
 
 

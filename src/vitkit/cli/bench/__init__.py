@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import json as json_text
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tyro
 from tyro.conf import Positional, Suppress
 
+from vitkit.cli.bench.measuring import WRITER, measure_model, model_fields, print_benchmark
+from vitkit.cli.parsing.images import files_of_checkpoint
 from vitkit.cli.parsing.command import Command, describe_function
 from vitkit.cli.parsing.fields import SPEC, as_flags, take_fields
-from vitkit.cli.parsing.images import files_of_checkpoint
 from vitkit.cli.parsing.words import read_words
-from vitkit.errors import SettingError
 from vitkit.io.results import check_outputs, png_result
-from vitkit.messages import escape
 
-if TYPE_CHECKING:
-    from vitkit.benchmarking.contenders import Lineup
-    from vitkit.benchmarking.result import BenchmarkResult
-    from vitkit.benchmarking.settings import BenchmarkSettings
-
-WRITER = "vitkit bench"
-"""Text in the PNG file of a benchmark."""
 PLOT = png_result("a plot of a benchmark", WRITER)
 
 EXAMPLES = (
@@ -90,56 +80,11 @@ def bench_command(
         tasks=tasks,
     )
     lineup = choose_contenders(against, engines, precision)
-    fields = _fields(spec, img_size)
+    fields = model_fields(spec, img_size)
     if plot is not None:
         inputs = files_of_checkpoint(model)
         check_outputs([plot], PLOT, inputs=inputs, overwrite=overwrite, flag="--plot")
-    _print(_measured(model, fields, lineup, settings), plot, as_json=json)
-
-
-def _fields(spec: dict[str, Any] | None, img_size: int | None) -> dict[str, Any]:
-    """Return the fields of the model that flags decide."""
-    fields = dict(spec or {})
-    if img_size is not None:
-        if img_size < 1:
-            raise SettingError.about("img_size", img_size, "must be 1 or more")
-        fields["image_size"] = img_size
-    return fields
-
-
-def _measured(
-    model: str, fields: dict[str, Any], lineup: Lineup, settings: BenchmarkSettings
-) -> BenchmarkResult:
-    from vitkit.benchmarking.measure import Benchmark
-    from vitkit.benchmarking.model_files import open_model
-
-    checkpoint = open_model(model, fields)
-    try:
-        return Benchmark(model, checkpoint, lineup, settings, _report).run()
-    finally:
-        _report("")
-
-
-def _print(result: BenchmarkResult, plot: Path | None, *, as_json: bool) -> None:
-    """Print the result, and write its figure."""
-    from vitkit.benchmarking.table import format_tables
-
-    if as_json:
-        sys.stdout.write(json_text.dumps(result.to_json(), indent=2) + "\n")
-    else:
-        sys.stdout.write(format_tables(result))
-    if plot is not None and any(task.rows for task in result.tasks):
-        from vitkit.benchmarking.plot import save_plot
-
-        save_plot(result, plot, WRITER)
-        sys.stderr.write(f"wrote {escape(plot)}\n")
-
-
-def _report(line: str) -> None:
-    """Say on a terminal what is done now, as a benchmark takes minutes."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{escape(line)}")
-        sys.stderr.flush()
+    print_benchmark(measure_model(model, fields, lineup, settings), plot, as_json=json)
 
 
 def describe(_: Sequence[str] = ()) -> Command:
