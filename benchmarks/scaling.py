@@ -131,7 +131,7 @@ def main() -> None:
     print("| what | formula | measured | ratio | target |\n| --- | --- | --- | --- | --- |")
     for one in rows:
         scale, unit = (1e-9, "GB") if one["kind"] == "memory" else (1e3, "ms")
-        numbers = [f"{one[key] * scale:,.3g} {unit}" for key in ("formula", "measured")]
+        numbers = [f"{one[key] * scale:,.4g} {unit}" for key in ("formula", "measured")]
         target = f"{100 * WITHIN[one['kind']]:.0f} %: " + ("met" if one["met"] else "**missed**")
         print(f"| {one['what']} | {numbers[0]} | {numbers[1]} | {one['ratio']:.2f} | {target} |")
 

@@ -158,7 +158,7 @@ class Benchmark:
 
     def _loading(self, folder: Path) -> TaskResult:
         """Measure the loaders of the chosen libraries, and vitkit's, on one thread each."""
-        write_photographs(folder)
+        write_photographs(folder, self._settings.batch_size)
         excluded: dict[str, str] = {}
         contenders = []
         for one in self._lineup.contenders:

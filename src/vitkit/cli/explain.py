@@ -181,10 +181,8 @@ def _explain_images(given: _Given) -> None:
         inputs = files_of_checkpoint(checkpoint)
         check_files(files, found, inputs, overwrite=given.overwrite)
         reports = _reports(output, [*found.files(), *inputs], given.extras, given.overwrite)
-        explained = _explained(
-            checkpoint, StreamedImages(found, strict=given.strict, outputs={}), files, reports,
-            given,
-        )  # fmt: skip
+        images = StreamedImages(found, strict=given.strict, outputs={})
+        explained = _explained(checkpoint, images, files, reports, given)
         explained.write([*METHODS] if method == ALL else [method], options)
     _print_end(checkpoint, explained, given.class_name)
 

@@ -298,9 +298,7 @@ def _merge(state: Merged, matching: Matching) -> Merged:
     )
 
 
-def _new_places(
-    places: Int64[Tensor, "B T0"] | None, matching: Matching
-) -> Int64[Tensor, "B T0"]:  # fmt: skip
+def _new_places(places: Int64[Tensor, "B T0"] | None, matching: Matching) -> Int64[Tensor, "B T0"]:
     """Follow each of the first block's tokens to the token that it is part of now."""
     kept, merged, into = matching
     numbers = torch.arange(kept.shape[1], device=kept.device).expand(kept.shape[0], -1)

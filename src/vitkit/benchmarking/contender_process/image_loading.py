@@ -27,7 +27,7 @@ from vitkit.engines.choosing.sample_images import sample_images
 from vitkit.errors import SettingError
 from vitkit.spec import Preprocess
 
-PHOTOGRAPHS = 64
+FEWEST_PHOTOGRAPHS = 64
 PHOTOGRAPH_SIZE = (375, 500)
 """Height and width in pixels, as most images of ImageNet have."""
 CROP_SCALE = 0.08
@@ -51,9 +51,14 @@ class ImageLoader(NamedTuple):
     batch: Callable[[], Tensor]
 
 
-def write_photographs(folder: Path) -> None:
-    """Write JPEG files of two classes, of the size and detail of photographs."""
-    for number in range(PHOTOGRAPHS):
+def write_photographs(folder: Path, batch_size: int) -> None:
+    """Write JPEG files of two classes, of the size and detail of photographs.
+
+    Args:
+        folder: where they are written, in `train`.
+        batch_size: there are enough for two batches.
+    """
+    for number in range(max(FEWEST_PHOTOGRAPHS, 2 * batch_size)):
         image = sample_images(1, 3, PHOTOGRAPH_SIZE, seed=number)[0]
         levels = (128 + CONTRAST * image).clamp(0, 255).byte()
         place = folder / "train" / ("cat" if number % 2 else "dog") / f"{number:03}.jpg"

@@ -221,7 +221,7 @@ class TrainingSteps(BatchSource):
 
     def _transformed(
         self, pixels: UInt8[np.ndarray, "H W channels"], key: int, index: int
-    ) -> UInt8[np.ndarray, "H2 W2 channels"]:
+    ) -> UInt8[np.ndarray, "_ _ _"]:
         """Return the pixels, changed by the user's own transform if there is one."""
         if self.transform is None:
             return pixels

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitkit.engines.build import build_engine
-from vitkit.engines.choosing.flops import forward_flops
+from vitkit.engines.choosing.flops import rough_flops
 from vitkit.engines.choosing.make_trials import make_trials, report_line
 from vitkit.engines.choosing.trial import LONGEST, Trial
 from vitkit.engines.choosing.trial_cache import model_folder, read_trials
@@ -101,7 +101,7 @@ def choose_engine(
     usual = ("torch", "float32" if wanted.precision == "auto" else wanted.precision)
     if not _is_plain(model):  # a child process could not read it
         return _build(request, *(pairs[0] if len(pairs) == 1 else usual))
-    seconds = images_expected(wanted) * forward_flops(model.spec) / SLOW_FLOPS
+    seconds = images_expected(wanted) * rough_flops(model.spec) / SLOW_FLOPS
     may_be_torch = wanted.engine == "auto" and wanted.precision != "int8"
     if may_be_torch and (device.type != "cpu" or seconds < SHORT_SECONDS):
         return _build(request, *usual)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from vitkit.spec import ViTSpec
 
 
-def forward_flops(spec: ViTSpec) -> float:
+def rough_flops(spec: ViTSpec) -> float:
     """Return the operations of the blocks for one image; a multiplication and an addition are two.
 
     For each block 2 T D (4 D + 2 M) for the matrices, and 4 T^2 D for attention.
 
-    >>> round(forward_flops(ViTSpec()) / 1e9)
+    >>> round(rough_flops(ViTSpec()) / 1e9)
     35
     """
     tokens, width = spec.num_patches + spec.num_prefix_tokens, spec.width

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitkit.engines.child import run_child
-from vitkit.engines.choosing.flops import forward_flops
+from vitkit.engines.choosing.flops import rough_flops
 from vitkit.engines.choosing.sample_images import sample_images
 from vitkit.engines.choosing.trial import LONGEST, MODEL_FILE, Trial, write_inputs
 from vitkit.engines.choosing.trial_cache import read_trials, write_trials
@@ -69,7 +69,7 @@ def _try(request: EngineRequest, folder: Path, inputs: Path, pair: Pair, images:
     passes = float(images)
     if precision == "int8" and request.calibration is not None:
         passes += CALIBRATION_PASSES * len(request.calibration)
-    seconds = LONGEST + passes * forward_flops(request.model.spec) / SLOWEST
+    seconds = LONGEST + passes * rough_flops(request.model.spec) / SLOWEST
     arguments = (
         str(inputs),
         str(folder),

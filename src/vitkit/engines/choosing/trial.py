@@ -95,10 +95,15 @@ def run_trial(
         model(images)  # torch's own start is not counted: every process has made it
         start = time.perf_counter()
         engine = build_engine(
-            name, model, precision=precision, threads=int(threads), folder=Path(kept),
-            image_size=(images.shape[2], images.shape[3]), merge=int(merge),
+            name,
+            model,
+            precision=precision,
+            threads=int(threads),
+            folder=Path(kept),
+            image_size=(images.shape[2], images.shape[3]),
+            merge=int(merge),
             calibration=tensors.get("calibration"),
-        )  # fmt: skip
+        )
         logits = engine(images)
         started = time.perf_counter() - start
         agreement = compare_logits(logits, expected)

@@ -16,7 +16,7 @@ from vitkit.exporting.gate.array_pipe import receive_message, send_message
 from vitkit.exporting.gate.no_network import cut_off_network
 
 
-def serve_artefact(arguments: list[str]) -> None:
+def answer_runs(arguments: list[str]) -> None:
     """Open the artefact, then answer each message until the pipe closes.
 
     Args:
@@ -63,4 +63,4 @@ def _timed(run: Any, images: np.ndarray, times: int) -> tuple[list[np.ndarray], 
 
 
 if __name__ == "__main__":
-    serve_artefact(sys.argv[1:])
+    answer_runs(sys.argv[1:])
