@@ -83,7 +83,7 @@ def test_an_export_is_the_checkpoint_again(checkpoint, photos, tmp_path, to, wit
 def test_int8_runs_in_int8(checkpoint, photos, tmp_path, with_preprocessing):
     report = vitkit.export(
         checkpoint, tmp_path / "tiny.xml", to="openvino", data=str(photos), int8=True,
-        calibrate=str(photos), with_preprocessing=with_preprocessing, max_drop=10,
+        calibrate=str(photos), with_preprocessing=with_preprocessing, max_drop=10.0,
         allow_slower=True,
     )  # fmt: skip
     # the four linear layers of the one block, not the head

@@ -22,7 +22,7 @@ ExportPrecision = Literal["float32", "bfloat16", "float16"]
 EXAMPLES = (
     "vitkit export runs/photos-vit-1 photos.onnx --to onnx --data photos",
     "vitkit export runs/photos-vit-1 photos.onnx --to onnx --with-preprocessing  # takes pixels",
-    "vitkit export runs/photos-vit-1 pets.xml --to openvino --int8 --calibrate photos",
+    "vitkit export runs/photos-vit-1 a.xml --to openvino --int8 --calibrate photos",
 )
 
 

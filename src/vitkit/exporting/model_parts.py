@@ -42,7 +42,7 @@ class ModelParts:
         """Return a decoded image in the model's size, or as it is for a model that resizes it."""
         return image if self.takes_pixels else fit(image, self.preprocess)
 
-    def batches(self, images: Sequence[UInt8[np.ndarray, "h w C"]]) -> list[Tensor]:
+    def batches(self, images: Sequence[UInt8[np.ndarray, "_ _ _"]]) -> list[Tensor]:
         """Return prepared images as the batches that `forward` takes: one, or one for each."""
         if self.takes_pixels:  # images of different sizes make no batch
             return [_pixel_batch(image) for image in images]
