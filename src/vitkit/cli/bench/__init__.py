@@ -11,9 +11,9 @@ import tyro
 from tyro.conf import Positional, Suppress
 
 from vitkit.cli.bench.measuring import WRITER, measure_model, model_fields, print_benchmark
-from vitkit.cli.parsing.images import files_of_checkpoint
 from vitkit.cli.parsing.command import Command, describe_function
 from vitkit.cli.parsing.fields import SPEC, as_flags, take_fields
+from vitkit.cli.parsing.images import files_of_checkpoint
 from vitkit.cli.parsing.words import read_words
 from vitkit.io.results import check_outputs, png_result
 
