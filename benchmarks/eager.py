@@ -1,0 +1,105 @@
+"""Measure vitkit's model beside timm's in eager torch, for every design that both have.
+
+    OMP_NUM_THREADS=2 python benchmarks/eager.py [--rounds 5] [--depth 2] [PATTERN ...]
+
+Models of two blocks with the same weights, eight images, float32, in turn (A B B A): the model
+itself, and `vitkit.optimized`. One name of each design stands for all that differ only in their
+published weights. Logits are compared first. The results are added to
+benchmarks/results/engines-<processor>-<date>.json. The script does not pass or fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from datetime import date
+
+import torch
+from demo import write_results
+from torch import nn
+
+import vitkit
+from vitkit.benchmarking.contender_process.torchvision_operators import declare_missing_operators
+from vitkit.benchmarking.statistics import speed_ratio, turn_order
+from vitkit.errors import VitkitError
+
+BATCH = 8
+LEAST_SECONDS = 0.15
+"""Of a turn."""
+SAME = ("drop_path", "initialisation", "num_classes", "head_bias", "position_resampling")
+"""Fields of a spec that change no time."""
+
+
+def designs(patterns: list[str], depth: int) -> dict[str, vitkit.ViT]:
+    """Return a model of each design that timm has, too, with few blocks."""
+    found: dict[str, vitkit.ViT] = {}
+    seen = set()
+    for name in vitkit.list_models(patterns or "*"):
+        with torch.device("meta"):
+            try:
+                spec = vitkit.create_model(name, depth=depth).spec
+            except VitkitError:
+                continue
+        key = str(spec.replace(**{field: getattr(vitkit.ViTSpec, field) for field in SAME}))
+        if key not in seen and spec.stem in ("convolution", "linear"):
+            seen.add(key)
+            found[name] = vitkit.create_model(name, depth=depth).eval()
+    return found
+
+
+def turn(model: nn.Module, images: torch.Tensor) -> float:
+    """Return the seconds of a call."""
+    start, calls = time.perf_counter(), 0
+    while calls == 0 or time.perf_counter() - start < LEAST_SECONDS:
+        model(images)
+        calls += 1
+    return (time.perf_counter() - start) / calls
+
+
+def compared(name: str, model: vitkit.ViT, depth: int, rounds: int) -> dict[str, object] | None:
+    """Return the ratios to timm, or None where timm has no such model."""
+    import timm
+
+    try:
+        peer = timm.create_model(name, depth=depth)
+        peer.load_state_dict(model.state_dict())  # our names are timm's
+    except (RuntimeError, TypeError):
+        return None
+    images = torch.randn(BATCH, model.spec.in_channels, *model.spec.image_size)
+    rows = {"timm": peer.eval(), "vitkit": model, "optimized": vitkit.optimized(model)}
+    with torch.inference_mode():
+        logits = {key: row(images) for key, row in rows.items()}
+        scale = max(1.0, float(logits["timm"].abs().max()))
+        if float((logits["vitkit"] - logits["timm"]).abs().max()) > 1e-4 * scale:
+            return None
+        times: dict[str, list[float]] = {key: [] for key in rows}
+        for key in turn_order(rows, rounds):
+            times[key].append(turn(rows[key], images))
+    return {key: speed_ratio(times[key], times["timm"]) for key in ("vitkit", "optimized")} | {
+        "class_token": model.spec.class_token
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("patterns", nargs="*")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--depth", type=int, default=2)
+    args = parser.parse_args()
+    declare_missing_operators()
+    found: dict[str, object] = {}
+    for name, model in designs(args.patterns, args.depth).items():
+        row = compared(name, model, args.depth, args.rounds)
+        if row is None:
+            print(f"{name:<44} timm has no such model")
+            continue
+        found[name] = row
+        shown = "  ".join(
+            "{} {:.2f} [{:.2f}, {:.2f}]".format(key, *row[key]) for key in ("vitkit", "optimized")
+        )
+        print(f"{name:<44} {shown}", flush=True)
+    write_results("engines-", {"date": date.today().isoformat(), "eager, by design": found})
+
+
+if __name__ == "__main__":
+    main()
