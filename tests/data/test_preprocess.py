@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from vitkit.data.augmentation.resized_crop import resized_crop
 from vitkit.data.images.preprocess import fit, normalise, preprocess_images, squash, viewport
 from vitkit.errors import ShapeError
 from vitkit.spec import Preprocess
@@ -108,11 +109,12 @@ def test_grey_images_suit_colour_models_and_grey_ones_alike() -> None:
         assert fit(grey, single).shape == (32, 32, 1)
 
 
-def test_squash_reads_only_its_box() -> None:
+def test_a_crop_is_resized_without_its_surroundings() -> None:
     pixels = image(60, 80)
     preprocess = Preprocess(image_size=(16, 24), crop_ratio=0.5)
     cut = Image.fromarray(pixels[10:50, 20:70]).resize((24, 16), Image.Resampling.BICUBIC)
-    np.testing.assert_array_equal(squash(pixels, preprocess, (20, 10, 70, 50)), np.asarray(cut))
+    crop = resized_crop(pixels, (20, 10, 70, 50), preprocess, "pillow")
+    np.testing.assert_array_equal(crop, np.asarray(cut))
     whole = Image.fromarray(pixels).resize((24, 16), Image.Resampling.BICUBIC)
     np.testing.assert_array_equal(squash(pixels, preprocess), np.asarray(whole))
 
