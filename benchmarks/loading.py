@@ -35,19 +35,19 @@ import simplejpeg
 import torch
 from check import photographs
 from demo import processor, write_results
-from gpu_models import (
-    OPERATORS as OPERATORS,
-)  # lets torchvision be imported beside a CPU-only torch
 from paired import ratio
 from PIL import Image
 
 import vitkit
+from vitkit.benchmarking.contender_process.torchvision_operators import declare_missing_operators
 from vitkit.data.augmentation.crop_flip import crop_box
 from vitkit.data.augmentation.pipeline import Augmentation
 from vitkit.data.augmentation.resized_crop import reduced_box
 from vitkit.data.images import jpeg
 from vitkit.data.loading.loader import TrainingSteps, batches
 from vitkit.randomness import augmentation_key
+
+declare_missing_operators()  # torchvision, which timm imports, takes them from CUDA's library
 
 SIDE = 224
 SCALE = (0.08, 1.0)

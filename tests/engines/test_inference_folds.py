@@ -120,3 +120,32 @@ def test_a_packed_layer_is_a_linear_layer(bias):
         packed = PackedLinear(linear, rows=21)
         for part in (inputs, inputs[:1]):  # another number of rows, too
             torch.testing.assert_close(packed(part), linear(part))
+
+
+class Adapted(nn.Linear):
+    """A layer of the user's own: W x + b, and more."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input) + 0.1 * input.mean(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("part", ["attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"])
+def test_layers_of_others_stay_as_they_are(part):
+    model, images = noisy(), some_images()
+    for block in model.blocks:
+        block.get_submodule(part).__class__ = Adapted
+    with torch.inference_mode():
+        fast = vitkit.optimized(model, measure=False)
+        torch.testing.assert_close(fast(images), model(images), rtol=1e-9, atol=1e-9)
+    hooked = noisy()
+    hooked.blocks[0].get_submodule(part).register_forward_hook(lambda *call: 2 * call[2])
+    with torch.inference_mode():
+        fast = vitkit.optimized(hooked, measure=False)
+        torch.testing.assert_close(fast(images), hooked(images), rtol=1e-9, atol=1e-9)
+
+
+def test_features_take_images_of_any_dtype():
+    fast = vitkit.optimized(noisy().float(), precision="bfloat16", measure=False)
+    with torch.inference_mode():
+        features = fast.forward_features(some_images().float())
+    assert features.patches.dtype == torch.bfloat16

@@ -141,6 +141,8 @@ def test_the_largest_batch_is_the_largest():
     training = Training(spec=preset(NAMES["B"]))
     most = largest_batch(training, 22e9)
     assert training_memory(training, most).peak <= 22e9 < training_memory(training, most + 1).peak
+    # gradients of earlier micro-batches need room
+    assert largest_batch(training, 22e9, accumulated=True) < most
     assert largest_batch(training, 1e9) == 0
 
 

@@ -165,7 +165,7 @@ def _print_end(
 
 def run(arguments: list[str]) -> None:
     """Parse the arguments and evaluate."""
-    with as_flags("batch_size", "workers", "split"):
+    with as_flags("batch_size", "workers", "split", "merge"):
         tyro.cli(eval_command, args=arguments, prog="vitkit eval")
 
 

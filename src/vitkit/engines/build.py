@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vitkit.engines.engine import Engine, EngineRequest
 from vitkit.engines.registry import ENGINES, check_engine, refuse_not_installed
+from vitkit.errors import SettingError
 from vitkit.models.vit import ViT
 
 
@@ -43,7 +44,9 @@ def build_engine(
         MissingExtraError: packages of the engine are not installed.
     """
     check_engine(name, precision)
-    refuse_not_installed(name)
+    if name not in ENGINES:
+        raise SettingError(f"engine {name!r}: name one of {', '.join(ENGINES)}")
+    refuse_not_installed(name, precision)
     kind = ENGINES[name]
     device = device or next(model.parameters()).device
     if kind.cpu_only:

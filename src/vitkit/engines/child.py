@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -51,26 +52,40 @@ def run_child(
     # waiting threads of the child must not occupy the cores of others
     variables = {"GOMP_SPINCOUNT": SPINCOUNT, **os.environ, **(environment or {})}
     try:
-        process = subprocess.run(
-            [sys.executable, "-m", "vitkit.engines.child", function, *arguments],
-            capture_output=True,
+        # not the working folder first: a file onnx.py of the user's would be imported there
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "vitkit.engines.child", function, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            check=False,
-            timeout=seconds,
             env=variables,
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired:
-        return ChildResult(reason=f"no answer in {seconds:.3g} s")
     except OSError as error:
         return ChildResult(reason=f"no child process could be started: {error}")
+    try:
+        output, messages = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return ChildResult(reason=f"no answer in {seconds:.3g} s")
+    finally:
+        _end_all(process)
     if process.returncode < 0:
         return ChildResult(reason=f"ended by {_signal_name(-process.returncode)}")
-    for line in reversed(process.stdout.splitlines()):
+    for line in reversed(output.splitlines()):
         if line.startswith(MARK):
             return _parsed(line.removeprefix(MARK))
-    last = (process.stderr.strip() or "no message").splitlines()[-1]
+    last = (messages.strip() or "no message").splitlines()[-1]
     return ChildResult(reason=f"ended with code {process.returncode}: {last[:LONGEST_REASON]}")
+
+
+def _end_all(process: subprocess.Popen[str]) -> None:
+    """End a child process that is still running, and what it has started."""
+    if process.poll() is None:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def _signal_name(number: int) -> str:

@@ -58,7 +58,7 @@ class SingleImageGraph:
         """Return the outputs (B, K)."""
         if len(images) != 1:
             return self._forward(images)
-        with self._lock:
+        with self._lock, torch.cuda.device(images.device), torch.inference_mode():
             if self._graph is None:
                 if self._seen != images.shape:  # the first one: there may be no other
                     self._seen = images.shape
@@ -72,13 +72,15 @@ class SingleImageGraph:
             return self._output.clone()
 
     def _capture(self, images: Tensor) -> None:
-        self._input = images.clone()
+        given = images.clone()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP_CALLS):
-                self._forward(self._input)
+                self._forward(given)
         torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._output = self._forward(self._input)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            output = self._forward(given)
+        # all at once, after a capture that has succeeded
+        self._graph, self._input, self._output = graph, given, output

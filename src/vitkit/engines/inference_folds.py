@@ -33,7 +33,7 @@ from vitkit.models.encoder import EncoderBlock, PostNormBlock, ResPostNormBlock
 from vitkit.models.layers import LayerScale
 from vitkit.models.mlp import SplitSwiGLU
 from vitkit.models.vit import ViT
-from vitkit.shapes import Tokens
+from vitkit.shapes import Grid, Tokens
 from vitkit.spec import Preprocess
 from vitkit.weights.converting.fold import scaled_rows
 
@@ -85,8 +85,8 @@ def optimized(
         fold_normalisation(folded, preprocess)
     folded.to(torch.bfloat16 if precision == "bfloat16" else next(model.parameters()).dtype)
     folded.requires_grad_(False)
-    # images of any dtype, uint8 too, become what the weights are
-    folded.register_forward_pre_hook(_cast_images)
+    folded.patch_embed = CastingStem(folded.patch_embed)
+    folded.register_forward_pre_hook(_cast_images)  # uint8 is no input of `forward`
     if measure and next(folded.parameters()).is_cpu:
         fastest_kernels(folded, batch_size)
     return folded
@@ -95,6 +95,31 @@ def optimized(
 def _cast_images(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     images, *others = inputs  # images, and perhaps a record
     return (images.to(next(model.parameters()).dtype), *others)
+
+
+class CastingStem(PatchEmbedding):
+    """A stem for images of any dtype, uint8 too: they become what its weights are.
+
+    Args:
+        stem: of a model.
+    """
+
+    def __init__(self, stem: PatchEmbedding) -> None:
+        nn.Module.__init__(self)
+        self.stem = stem
+        self.in_channels, self.patch_size = stem.in_channels, stem.patch_size
+
+    def forward(self, images: Tensor) -> Tokens:
+        """Return the embedded patches."""
+        tokens: Tensor = self.stem(self._cast(images))
+        return tokens
+
+    def grid(self, images: Tensor) -> Grid:
+        """Return (gh, gw), as the stem does."""
+        return self.stem.grid(self._cast(images))
+
+    def _cast(self, images: Tensor) -> Tensor:
+        return images.to(next(self.stem.parameters()).dtype)
 
 
 def fold_for_inference(model: ViT, *, query_scale: bool = True) -> ViT:
@@ -114,23 +139,38 @@ def fold_for_inference(model: ViT, *, query_scale: bool = True) -> ViT:
             _fold_layer_scales(block)
             if not isinstance(block, PostNormBlock | ResPostNormBlock):
                 _fold_norms(block)
-            if query_scale and type(block.attn) is MultiHeadSelfAttention:
+            if query_scale and _is_plain_attention(block.attn):
                 block.attn = QueryScaledAttention(block.attn)
     return folded
 
 
+def _is_plain_attention(attention: nn.Module) -> bool:
+    """Return True for vitkit's own attention without adapters or hooks in it."""
+    if type(attention) is not MultiHeadSelfAttention or not _is_foldable(attention.qkv):
+        return False
+    return type(attention.q_norm) in (nn.LayerNorm, nn.RMSNorm, nn.Identity)
+
+
+def _is_foldable(layer: nn.Module | None) -> bool:
+    """Return True for a plain linear layer: extensions and hooks may do more than W x + b."""
+    if type(layer) not in FOLDABLE:
+        return False
+    assert layer is not None, "its type is known"
+    return not (layer._forward_hooks or layer._forward_pre_hooks)
+
+
 def _fold_layer_scales(block: EncoderBlock) -> None:
-    for name, branch, norm in (
-        ("ls1", (block.attn, "proj"), block.norm1),
-        ("ls2", (block.mlp, "fc2"), block.norm2),
+    for name, part, attribute, norm in (
+        ("ls1", block.attn, "proj", block.norm1),
+        ("ls2", block.mlp, "fc2", block.norm2),
     ):
         scale = getattr(block, name)
         if not isinstance(scale, LayerScale):
             continue
-        target: nn.Module = getattr(*branch)
+        target: Any = getattr(part, attribute, None)
         if isinstance(block, ResPostNormBlock):
             target = norm  # the scale follows the norm of the branch
-        if type(target) not in (nn.Linear, nn.LayerNorm, nn.RMSNorm):
+        if type(target) not in (nn.LayerNorm, nn.RMSNorm) and not _is_foldable(target):
             continue
         for kind, parameter in list(target.named_parameters()):  # weight and bias
             setattr(target, kind, nn.Parameter(scaled_rows(scale.gamma, parameter)))
@@ -146,8 +186,8 @@ def _fold_norms(block: EncoderBlock) -> None:
         pairs["norm2"] = [(block.mlp, "fc1_g"), (block.mlp, "fc1_x")]
     for name, readers in pairs.items():
         norm = getattr(block, name)
-        layers = [getattr(*reader) for reader in readers]
-        plain = all(type(layer) in FOLDABLE for layer in layers)
+        layers: list[Any] = [getattr(part, attribute, None) for part, attribute in readers]
+        plain = all(map(_is_foldable, layers))
         if type(norm) not in (nn.LayerNorm, nn.RMSNorm) or norm.weight is None or not plain:
             continue
         for (parent, attribute), layer in zip(readers, layers, strict=True):

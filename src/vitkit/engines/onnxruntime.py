@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -31,13 +32,13 @@ def build_onnxruntime(request: EngineRequest) -> Forward:
     """
     path = None if request.folder is None else request.folder / "model.onnx"
     if path is not None and path.exists():
-        return onnx_forward(path, request.threads)
+        with contextlib.suppress(Exception):  # damaged: it is converted again
+            return onnx_forward(path, request.threads)
     folded = request.for_runtimes().float().cpu()
     program = export_program(folded, folded.spec.in_channels, request.image_size)
     content = to_onnx(program).SerializeToString()
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing_in_cache(path) as file:
+        with contextlib.suppress(OSError), replacing_in_cache(path) as file:
             file.write(content)
     return onnx_forward(content, request.threads)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -81,7 +84,8 @@ def convert_and_keep(request: EngineRequest) -> OVModel:
         model = quantise(model, request.calibration)
     path = _file(request)
     if path is not None:
-        save_openvino(model, path)
+        with contextlib.suppress(OSError, RuntimeError):  # a cache only saves time
+            save_openvino(model, path)
     return model
 
 
@@ -95,9 +99,17 @@ def to_openvino(program: ExportedProgram) -> OVModel:
 
 
 def save_openvino(model: OVModel, path: Path) -> None:
-    """Write a model as `path` (.xml) and its weights beside it (.bin), weights in float32."""
+    """Write a model as `path` (.xml) and its weights beside it (.bin), weights in float32.
+
+    Other processes may write or read the same model: each file is renamed when it is whole, the
+    .xml last, as it is looked for first.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    import_runtime("openvino").save_model(model, path, compress_to_fp16=False)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as name:
+        temporary = Path(name) / path.name
+        import_runtime("openvino").save_model(model, temporary, compress_to_fp16=False)
+        for ending in (".bin", ".xml"):
+            temporary.with_suffix(ending).replace(path.with_suffix(ending))
 
 
 def openvino_forward(model: OVModel, precision: str, threads: int, **more: Any) -> Forward:
@@ -118,11 +130,13 @@ def openvino_forward(model: OVModel, precision: str, threads: int, **more: Any) 
         **more,
     }
     request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
+    lock = threading.Lock()  # a request has one output
 
     def forward(images: Tensor) -> Tensor:
         array = np.ascontiguousarray(images.detach().float().cpu().numpy())
-        request.infer([array], share_inputs=True)
-        # a copy: the memory of the output belongs to the request
-        return torch.from_numpy(request.get_output_tensor(0).data.copy())
+        with lock:
+            request.infer([array], share_inputs=True)
+            # a copy: the memory of the output belongs to the request
+            return torch.from_numpy(request.get_output_tensor(0).data.copy())
 
     return forward

@@ -12,6 +12,8 @@ from vitkit.messages import did_you_mean, plural
 EngineName = Literal["torch", "compile", "openvino", "onnxruntime"]
 Precision = Literal["float32", "bfloat16", "int8"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
+QUANTISERS = ("nncf",)
+"""Packages that int8 needs besides those of the engine."""
 EXTRA = "vitkit[export]"
 """The extra that has the packages of all engines."""
 
@@ -36,9 +38,12 @@ class EngineKind:
     gain: str
     cpu_only: bool
 
-    def missing(self) -> tuple[str, ...]:
-        """Return the packages that are not installed; nothing is imported."""
-        return tuple(name for name in self.packages if find_spec(name) is None)
+    def missing(self, precision: str = "float32") -> tuple[str, ...]:
+        """Return the packages that a precision needs and are not installed; none is imported."""
+        packages = self.packages
+        if precision == "int8":
+            packages += QUANTISERS
+        return tuple(name for name in packages if find_spec(name) is None)
 
 
 ONNX = ("onnxruntime", "onnx", "onnxscript")
@@ -91,10 +96,10 @@ def check_engine(engine: str, precision: str) -> None:
         )
 
 
-def refuse_not_installed(engine: str) -> None:
-    """Raise `MissingExtraError` if the packages of an engine are not installed."""
+def refuse_not_installed(engine: str, precision: str = "float32") -> None:
+    """Raise `MissingExtraError` if packages of an engine in a precision are not installed."""
     kind = ENGINES[engine]
-    missing = kind.missing()
+    missing = kind.missing(precision)
     if missing:
         verb = "is" if len(missing) == 1 else "are"
         raise MissingExtraError(

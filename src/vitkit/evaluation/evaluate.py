@@ -66,7 +66,8 @@ def evaluate(
     """
     checkpoint = as_checkpoint(checkpoint)
     _check_counts(batch_size, workers)
-    options = EngineOptions.of(engine, precision=precision, merge=merge, calibrate=calibrate)
+    settings = {"precision": precision, "merge": merge, "calibrate": calibrate}
+    options = EngineOptions.of(engine, data_root=data_root, **settings)
     own = load_metrics(metrics)  # before the data are opened, which may take minutes
     with kept_data(data) as address:
         dataset = open_as_in_training(checkpoint, address or "", data_root, cache, relabel)
@@ -74,9 +75,8 @@ def evaluate(
     images = with_labels_of(checkpoint, dataset, split)
     predictions = _predictions(checkpoint, images, device, batch_size, workers, options)
     outputs = KeptOutputs(predictions, keep=bool(own))
-    scores, counts = evaluate_outputs(
-        outputs, checkpoint.model.spec.num_classes, checkpoint.temperature
-    )
+    count = checkpoint.model.spec.num_classes
+    scores, counts = evaluate_outputs(outputs, count, checkpoint.temperature)
     names = names_for_data(checkpoint, dataset.classes) or dataset.classes  # else the data's own
     return Evaluation(scores | outputs.scores(own), counts, images, names, split)
 
@@ -99,7 +99,7 @@ def _predictions(
     engine = engine_of(
         checkpoint.model,
         checkpoint.preprocess,
-        replace(options, images=len(images)),
+        replace(options, images=options.images or len(images)),
         device=resolve_device(device),
     )
     return predict_batches(

@@ -198,7 +198,9 @@ class ImageExplainer:
         self, method: Method, grid: Float[np.ndarray, "gh gw *colours"]
     ) -> TruthScore | None:
         model = self._passes
-        wanted = is_cheap(model, self.images) if self._truth is None else self._truth
+        wanted = self._truth
+        if wanted is None:
+            wanted = is_cheap(self.checkpoint.model, self.images)
         if not wanted or self.classes is None or method.colours or not np.isfinite(grid).all():
             return None
         grids = torch.from_numpy(grid).unsqueeze(0)

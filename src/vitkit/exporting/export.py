@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -261,6 +262,8 @@ def _companions(out: Path) -> list[Path]:
     figures = out.with_name(out.name + FIGURES_ENDING)
     if out.suffix.lower() == ".xml":
         return [out.with_suffix(".bin"), figures]
+    if out.suffix.lower() == ".onnx":
+        return [out.with_name(out.name + ".data"), figures]
     return [figures]
 
 
@@ -273,11 +276,10 @@ def _temporary_folder(out: Path) -> Iterator[Path]:
     """
     # missing folders are created only for a result
     parent = next(folder for folder in out.absolute().parents if os.path.lexists(folder))
-    folder = parent / f".{out.name}.{os.getpid()}.tmp"
     if out.is_dir():
         raise OutputError(f"OUT {out} is a folder; name a file")
     try:
-        folder.mkdir()
+        folder = Path(tempfile.mkdtemp(dir=parent, prefix=f".{out.name}.", suffix=".tmp"))
     except OSError as error:
         raise output_error(out, error) from None
     try:

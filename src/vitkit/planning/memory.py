@@ -72,8 +72,14 @@ class Memory:
     peak: int
 
 
-def training_memory(training: Training, images: int) -> Memory:
-    """Return the memory of one device with `images` images in a step, without the images."""
+def training_memory(training: Training, images: int, *, accumulated: bool = False) -> Memory:
+    """Return the memory of one device with `images` images in a step, without the images.
+
+    Args:
+        training: the run.
+        images: of one device, in a micro-batch.
+        accumulated: gradients of earlier micro-batches of the step are kept.
+    """
     parameters = count_parameters(training.spec)
     each = image_activations(training.spec, training.arithmetic)
     weights = FULL * parameters.total // training.shards
@@ -84,7 +90,8 @@ def training_memory(training: Training, images: int) -> Memory:
     temporary = images * each.backward
     fixed = weights + moments + average
     # DDP's gradients lie in its buckets, which stay from step to step.
-    buckets = weights if training.devices > 1 and training.parallel == "ddp" else 0
+    in_buckets = training.devices > 1 and training.parallel == "ddp"
+    buckets = weights if in_buckets or accumulated else 0
     start = fixed + buckets + copies + kept + temporary
     one_block = images * (each.outside + each.block.total + each.backward)
     end = fixed + weights + copies // max(1, training.spec.depth) + one_block
@@ -101,16 +108,26 @@ def training_memory(training: Training, images: int) -> Memory:
     )
 
 
-def largest_batch(training: Training, available: float) -> int:
-    """Return the most images of one device whose peak is at most `available` bytes; 0 if none."""
-    if training_memory(training, 1).peak > available:
+def largest_batch(training: Training, available: float, *, accumulated: bool = False) -> int:
+    """Return the most images of one device whose peak is at most `available` bytes; 0 if none.
+
+    Args:
+        training: the run.
+        available: bytes.
+        accumulated: of a micro-batch after others of the same step.
+    """
+
+    def peak(images: int) -> int:
+        return training_memory(training, images, accumulated=accumulated).peak
+
+    if peak(1) > available:
         return 0
     fits, beyond = 1, 2
-    while training_memory(training, beyond).peak <= available:
+    while peak(beyond) <= available:
         fits, beyond = beyond, 2 * beyond
     while beyond - fits > 1:
         middle = (fits + beyond) // 2
-        if training_memory(training, middle).peak <= available:
+        if peak(middle) <= available:
             fits = middle
         else:
             beyond = middle

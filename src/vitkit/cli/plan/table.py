@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json as json_text
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from vitkit.cli.printing.columns import align
 from vitkit.planning.estimate import Schedule, Way
 from vitkit.planning.flops import forward_flops, training_flops
 from vitkit.planning.hardware import GB, SPARE_GB, Hardware
-from vitkit.planning.memory import Training
+from vitkit.planning.memory import Training, largest_batch
 from vitkit.planning.sizes import count_parameters
 
 Measured = dict[str, tuple[float, float]]
@@ -145,10 +145,16 @@ def _too_large(way: Way, schedule: Schedule, training: Training, device: Hardwar
     )
     if not way.largest_batch:
         return text + "not even one image for each GPU does"
-    accumulate = -(-schedule.batch_size // way.largest_batch)
+    text += f"the largest batch that does is {way.largest_batch:,}"
+    # gradients of earlier micro-batches need room, too
+    alike = replace(training, parallel=way.parallel, recompute=way.recompute)
+    micro = training.devices * largest_batch(alike, device.available, accumulated=True)
+    if not micro:
+        return text
+    accumulate = -(-schedule.batch_size // micro)
     return text + (
-        f"the largest batch that does is {way.largest_batch:,}; for {schedule.batch_size:,} "
-        f"images in a step pass --grad-accum-steps {accumulate} or more to train"
+        f"; for {schedule.batch_size:,} images in a step pass --grad-accum-steps {accumulate} or "
+        "more to train"
     )
 
 

@@ -13,11 +13,11 @@ from torch import Tensor
 from vitkit.engines.build import build_engine
 from vitkit.engines.choosing.flops import rough_flops
 from vitkit.engines.choosing.make_trials import make_trials, report_line
-from vitkit.engines.choosing.trial import LONGEST, Trial
+from vitkit.engines.choosing.trial import Trial
 from vitkit.engines.choosing.trial_cache import model_folder, read_trials
 from vitkit.engines.engine import Engine, EngineRequest
-from vitkit.engines.registry import ENGINES, EXTRA, check_engine, refuse_not_installed
-from vitkit.errors import CheckpointError, SettingError, VitkitError
+from vitkit.engines.registry import ENGINES, check_engine, refuse_not_installed
+from vitkit.errors import CheckpointError, SettingError
 from vitkit.messages import plural
 from vitkit.models.vit import ViT
 from vitkit.weights.formats.saved_model import as_saved
@@ -103,20 +103,32 @@ def choose_engine(
         return _build(request, *(pairs[0] if len(pairs) == 1 else usual))
     seconds = images_expected(wanted) * rough_flops(model.spec) / SLOW_FLOPS
     may_be_torch = wanted.engine == "auto" and wanted.precision != "int8"
-    if may_be_torch and (device.type != "cpu" or seconds < SHORT_SECONDS):
-        return _build(request, *usual)
+    on_gpu = device.type != "cpu" and not ENGINES[pairs[0][0]].cpu_only
+    if on_gpu or (may_be_torch and seconds < SHORT_SECONDS):
+        return _usual(request, usual, wanted)
     request = replace(request, folder=model_folder(request))
     trials = _known(request, pairs)
     if trials is not None:
         return _best(request, trials, wanted)[0]
     if may_be_torch and seconds < WORTH_SECONDS:
-        return _build(request, *usual)
+        return _usual(request, usual, wanted)
     noun = plural(len(pairs), "engine")
-    wanted.report(f"trying {noun} on this model, once on this machine (each at most {LONGEST:g} s)")
+    wanted.report(f"trying {noun} on this model, once on this machine; it takes up to minutes")
     trials = make_trials(request, pairs, agreement)
     engine, chosen = _best(request, trials, wanted)
     wanted.report(report_line(trials, chosen))
     return engine
+
+
+def _usual(request: EngineRequest, usual: tuple[str, str], wanted: Wanted) -> Engine:
+    """Return torch without trials, and say so where the precision was to be chosen."""
+    if wanted.precision == "auto":
+        wanted.report(
+            "precision auto: float32 without a trial, as the work is short or on a GPU; "
+            "--precision bfloat16 is yours to choose"
+        )
+    name = wanted.engine if wanted.engine == "compile" else usual[0]
+    return _build(request, name, usual[1])
 
 
 def images_expected(wanted: Wanted) -> int:
@@ -128,7 +140,10 @@ def _parts(samples: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Return images to calibrate with, and others to measure agreement on."""
     if samples is None or len(samples) < 2:
         return samples, samples
-    return samples[::2][:MOST_CALIBRATION], samples[1::2][:MOST_AGREEMENT]
+    count = min(MOST_AGREEMENT, len(samples) // 2)
+    chosen = torch.zeros(len(samples), dtype=torch.bool)
+    chosen[torch.linspace(0, len(samples) - 1, count).long()] = True
+    return samples[~chosen][:MOST_CALIBRATION], samples[chosen]
 
 
 def _build(request: EngineRequest, name: str, precision: str) -> Engine:
@@ -151,16 +166,16 @@ def _candidates(wanted: Wanted) -> list[tuple[str, str]]:
     if wanted.engine == "auto":
         names = [name for name, kind in ENGINES.items() if not kind.missing()]
     else:
-        refuse_not_installed(wanted.engine)
+        refuse_not_installed(wanted.engine, wanted.precision)
     precisions = [wanted.precision]
     if wanted.precision == "auto":
         precisions = ["float32", "bfloat16", *(["int8"] if wanted.samples is not None else [])]
-    pairs = [(name, p) for name in names for p in precisions if p in ENGINES[name].precisions]
+    pairs = []
+    for name in names:
+        kind = ENGINES[name]
+        pairs += [(name, p) for p in precisions if p in kind.precisions and not kind.missing(p)]
     if not pairs:
-        raise SettingError(
-            f"precision {wanted.precision} needs an engine that is not installed: "
-            f"pip install '{EXTRA}'"
-        )
+        refuse_not_installed("openvino", wanted.precision)
     if "int8" in precisions and wanted.samples is None:
         raise SettingError(
             "precision int8 needs images to calibrate with; pass --calibrate DATA (calibrate=), "
@@ -194,7 +209,7 @@ def _best(request: EngineRequest, trials: Sequence[Trial], wanted: Wanted) -> tu
     for trial in usable:
         try:
             return _build(request, trial.engine, trial.precision), trial
-        except VitkitError:
+        except Exception:
             if trial is usable[-1]:
                 raise
     reasons = "; ".join(f"{t.engine} {t.precision}: {t.reason}" for t in trials)

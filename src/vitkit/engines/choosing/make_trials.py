@@ -9,22 +9,31 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from vitkit.devices import on_device
 from vitkit.engines.child import run_child
 from vitkit.engines.choosing.flops import rough_flops
 from vitkit.engines.choosing.sample_images import sample_images
-from vitkit.engines.choosing.trial import LONGEST, MODEL_FILE, Trial, write_inputs
+from vitkit.engines.choosing.trial import (
+    LONGEST,
+    MODEL_FILE,
+    TRIAL_BATCH,
+    Trial,
+    write_inputs,
+)
 from vitkit.engines.choosing.trial_cache import read_trials, write_trials
 from vitkit.engines.engine import EngineRequest
 from vitkit.engines.registry import ENGINES, EXTRA
 from vitkit.spec import Preprocess
 from vitkit.weights.formats.vitkit import save
 
-TRIAL_BATCH = 8
-"""Images that are run at once, and the number of images where the user gives none."""
 SLOWEST = 1e10
 """Operations a second of the slowest processor, for the time that a trial may take."""
 CALIBRATION_PASSES = 4
 """How often the calibration of int8 runs its images, at most."""
+FIXED_PASSES = 4
+"""Batches of a trial besides those of agreement and calibration."""
+LASTING = ("ended by SIGFPE", "ended by SIGILL", "ended by SIGSEGV", "its logits")
+"""Begin the reasons that would be the same again; others are tried again the next time."""
 FUNCTION = "vitkit.engines.choosing.trial:run_trial"
 Pair = tuple[str, str]
 """Engine and precision."""
@@ -48,7 +57,8 @@ def make_trials(
     if samples is None:
         samples = sample_images(TRIAL_BATCH, spec.in_channels, request.image_size)
     with torch.inference_mode():
-        model = request.for_torch()
+        # torch on the processor, where the trials run
+        model = on_device(request.for_torch(), torch.device("cpu"))
         parts = [model(part).float() for part in samples.split(TRIAL_BATCH)]
     with tempfile.TemporaryDirectory(prefix="vitkit-") as name:
         inputs = Path(name)
@@ -59,14 +69,16 @@ def make_trials(
         save(inputs / MODEL_FILE, request.model, preprocess=preprocess)
         write_inputs(inputs, samples, torch.cat(parts), request.calibration)
         trials = [_try(request, folder, inputs, pair, len(samples)) for pair in pairs]
-    found = {(t.engine, t.precision): t for t in (*read_trials(folder, request.threads), *trials)}
+    lasting = [trial for trial in trials if trial.usable or trial.reason.startswith(LASTING)]
+    known = read_trials(folder, request.threads)
+    found = {(trial.engine, trial.precision): trial for trial in (*known, *lasting)}
     write_trials(folder, request.threads, found.values())
     return trials
 
 
 def _try(request: EngineRequest, folder: Path, inputs: Path, pair: Pair, images: int) -> Trial:
     name, precision = pair
-    passes = float(images)
+    passes = float(images + FIXED_PASSES * TRIAL_BATCH)
     if precision == "int8" and request.calibration is not None:
         passes += CALIBRATION_PASSES * len(request.calibration)
     seconds = LONGEST + passes * rough_flops(request.model.spec) / SLOWEST

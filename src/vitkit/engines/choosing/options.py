@@ -66,7 +66,15 @@ class EngineOptions:
         Raises:
             SettingError: values that do not exist, or not together.
         """
-        options = engine if isinstance(engine, EngineOptions) else cls(engine=engine, **settings)
+        if isinstance(engine, EngineOptions):
+            options, plain = engine, cls()
+            for name, value in settings.items():
+                if name != "data_root" and value != getattr(plain, name):
+                    raise SettingError(
+                        f"{name}= beside EngineOptions: write EngineOptions(..., {name}=...)"
+                    )
+        else:
+            options = cls(engine=engine, **settings)
         options.check()
         return options
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from vitkit.weights.load import load
 
 TRIAL_SECONDS = 3.0
 """Time for which batches are run, after the first."""
+TRIAL_BATCH = 8
+"""Images that are run at once, and the number of images where the user gives none."""
 LONGEST = 60.0
 """Seconds after which a trial is ended: the engine hangs."""
 MODEL_FILE = "model.safetensors"
@@ -32,8 +35,8 @@ class Trial:
     Attributes:
         engine: its name.
         precision: that it computed in.
-        start_seconds: from the start of the process until the first batch was done, without the
-            import of torch and the reading of the model, which every engine needs.
+        start_seconds: until the first batch of a converted model is done, without the import of
+            torch and the reading of the model, which every engine needs.
         image_seconds: the median time of a batch, for one image.
         agreement: of its logits with those of torch in float32.
         reason: why the engine cannot be used here, if so.
@@ -93,8 +96,8 @@ def run_trial(
     images, expected = tensors["images"], tensors["logits"]
     with torch.inference_mode():
         model(images)  # torch's own start is not counted: every process has made it
-        start = time.perf_counter()
-        engine = build_engine(
+        build = partial(
+            build_engine,
             name,
             model,
             precision=precision,
@@ -104,10 +107,14 @@ def run_trial(
             merge=int(merge),
             calibration=tensors.get("calibration"),
         )
-        logits = engine(images)
+        engine = build()  # converts, which is made once for a model
+        parts = images.split(TRIAL_BATCH)
+        agreement = compare_logits(torch.cat([engine(part) for part in parts]), expected)
+        start = time.perf_counter()
+        engine = build()
+        engine(parts[0])
         started = time.perf_counter() - start
-        agreement = compare_logits(logits, expected)
-        trial = Trial(name, precision, started, _image_seconds(engine, images), agreement)
+        trial = Trial(name, precision, started, _image_seconds(engine, parts[0]), agreement)
     reason = agreement.refusal(precision)
     return trial.to_json() | {"reason": reason}
 

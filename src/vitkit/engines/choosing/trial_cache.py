@@ -16,7 +16,7 @@ import torch
 
 from vitkit.engines.choosing.trial import Trial
 from vitkit.engines.engine import EngineRequest
-from vitkit.engines.registry import ENGINES
+from vitkit.engines.registry import ENGINES, QUANTISERS
 from vitkit.io.atomic import replacing_in_cache
 from vitkit.io.cache_folder import cache_folder
 from vitkit.io.digests import weights_fingerprint
@@ -36,7 +36,8 @@ def _digest(*facts: object) -> str:
 def versions() -> dict[str, str]:
     """Return the versions of torch and of the runtimes that are installed; none is imported."""
     found = {"torch": str(torch.__version__)}
-    for package in sorted({name for kind in ENGINES.values() for name in kind.packages}):
+    packages = set(QUANTISERS).union(*(kind.packages for kind in ENGINES.values()))
+    for package in sorted(packages):
         with contextlib.suppress(PackageNotFoundError):
             found[package] = version(package)
     return found

@@ -7,7 +7,6 @@ The description is one JSON document inside the artefact: in the metadata of an 
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,15 +76,16 @@ class ArtefactDescription:
             inputs = "(B, H, W, 3) uint8 RGB of any size; resizes and normalises them itself"
         precision = f"{self.precision}, linear layers of the blocks in int8"
         lines = [
-            f"format: {self.format}, exported by vitkit {self.versions.get('vitkit', '')}",
-            f"source: {self.source.get('name', 'a model in memory')}",
-            f"precision: {precision if self.int8 else self.precision}",
+            f"format: {self.format}, exported by vitkit "
+            f"{escape(str(self.versions.get('vitkit', '')))}",
+            f"source: {escape(str(self.source.get('name', 'a model in memory')))}",
+            f"precision: {escape(precision if self.int8 else self.precision)}",
             f"input: {inputs}",
             f"classes: {self.num_classes:,}{_few(self.classes)}",
             f"temperature: {self.temperature:g}",
         ]
-        if "agreement" in self.figures:
-            agreement, images = self.figures["agreement"], self.figures["images"]
+        agreement, images = self.figures.get("agreement"), self.figures.get("images")
+        if isinstance(agreement, float) and isinstance(images, int):
             lines.append(f"same class as torch: {agreement:.2%} of {images:,} images")
         return lines
 
@@ -143,6 +143,8 @@ class ArtefactDescription:
         )
 
 
+LARGEST_TEMPERATURE = 1e30
+"""Beyond it a file is damaged; JSON may have whole numbers that no float holds."""
 FIELD_TYPES: dict[str, tuple[type, ...]] = {
     "format": (str,),
     "classes": (list,),
@@ -164,7 +166,7 @@ def _check_values(document: dict[str, Any], path: Path) -> None:
             raise _damaged(path, f"{name} is {document.get(name)!r}")
     if document["format"] not in FORMATS:
         raise _damaged(path, f"format is {document['format']!r}")
-    if not 0 < document["temperature"] < math.inf:
+    if not 0 < document["temperature"] < LARGEST_TEMPERATURE:
         raise _damaged(path, f"temperature is {document['temperature']!r}")
     classes = document["classes"]
     if any(not isinstance(name, str) for name in classes):

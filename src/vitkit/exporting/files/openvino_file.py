@@ -66,8 +66,8 @@ def read_openvino_description(path: Path) -> str | None:
     for data in root.iterfind("layers/layer/data"):
         # weights are at an offset of the .bin file
         offset, size = data.get("offset"), data.get("size")
-        if offset is not None and size is not None and offset.isdigit() and size.isdigit():
-            needed = max(needed, int(offset) + int(size))
+        if offset is not None and size is not None:
+            needed = max(needed, _whole(path, offset) + _whole(path, size))
     if needed > weights.stat().st_size:
         raise CheckpointError(
             f"{weights}: truncated: {weights.stat().st_size} of {needed} bytes; copy or export "
@@ -77,14 +77,21 @@ def read_openvino_description(path: Path) -> str | None:
     return None if entry is None else entry.get("value")
 
 
+def _whole(path: Path, text: str) -> int:
+    """Return a whole number of bytes."""
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise CheckpointError(f"{path}: damaged: {text[:20]!r} is no number of bytes")
+    return int(text)
+
+
 def _parse(path: Path) -> ElementTree.Element:
     try:
         if path.stat().st_size > MAX_XML:
             raise CheckpointError(f"{path}: {path.stat().st_size} bytes are too many for a graph")
         text = path.read_bytes()
         # entities may expand without end, and name other files; the format has none
-        if re.search(rb"<!(DOCTYPE|ENTITY)", text):
-            raise CheckpointError(f"{path}: has a DOCTYPE, which no OpenVINO model has")
+        if re.search(rb"<!(DOCTYPE|ENTITY)|\0", text):
+            raise CheckpointError(f"{path}: has a DOCTYPE or zero bytes, as no model has")
         return ElementTree.fromstring(text)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None

@@ -27,8 +27,10 @@ LOGIT_BOUNDS = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 """Precision -> the largest relative error of logits, whose cause is rounding."""
 PREPROCESSING_BOUND = 2e-2
 """The same with preprocessing inside: single pixels differ by 1 of 255."""
+LABELLED_INT8_BOUND = 0.5
+"""The same for int8 where accuracy is checked, too: a weak model may be right by chance."""
 INT8_BOUND = 0.3
-"""The same for int8 without labelled images; with them the accuracy decides."""
+"""The same for int8 without labelled images."""
 FEWEST_FOR_ONE_CLASS = 8
 """Images from which on a model that gives one class to all of them is refused."""
 
@@ -269,7 +271,7 @@ def _refuse_drop(figures: dict[str, Any], bounds: GateBounds) -> None:
 
 def _logit_bound(description: ArtefactDescription, labelled: bool) -> float:
     if description.int8:
-        return np.inf if labelled else INT8_BOUND
+        return LABELLED_INT8_BOUND if labelled else INT8_BOUND
     bound = LOGIT_BOUNDS[description.precision]
     return max(bound, PREPROCESSING_BOUND) if description.with_preprocessing else bound
 

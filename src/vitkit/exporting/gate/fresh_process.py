@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Any, BinaryIO, cast
 
 import numpy as np
-from jaxtyping import Float
 
 from vitkit.errors import CheckpointError
 from vitkit.exporting.gate.array_pipe import receive_message, send_message
@@ -24,6 +23,8 @@ from vitkit.process import SPINCOUNT
 SECONDS = 300.0
 """Time that opening, or one batch, may take; the largest models take some 30 s a batch."""
 CHILD = "vitkit.exporting.gate.gate_child"
+LEAVING_SECONDS = 10.0
+"""Time in which a process may end by itself."""
 
 
 class FreshProcess:
@@ -85,10 +86,6 @@ class FreshProcess:
         """
         return self._exchange(images, 1)[1]
 
-    def logits(self, images: np.ndarray) -> Float[np.ndarray, "B K"]:
-        """Return the logits (B, K) of a batch; errors as for `run`."""
-        return np.asarray(self.run(images)[-1], dtype=np.float32)
-
     def seconds(self, images: np.ndarray, times: int) -> list[float]:
         """Return the seconds of each of several runs of a batch; errors as for `run`."""
         return list(self._exchange(images, times)[0]["seconds"])
@@ -105,14 +102,22 @@ class FreshProcess:
         self.close()
 
     def close(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.wait()
+        """End the process: it leaves by itself when its input closes, and deletes its files."""
+        assert self._process.stdin is not None, "a pipe"
+        with suppress(OSError):  # what it had not read yet
+            self._process.stdin.close()
+        self._wait_and_kill()
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None, "both are pipes"
             with suppress(OSError):  # what it had not read yet
                 stream.close()
         self._messages.close()
+
+    def _wait_and_kill(self) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(LEAVING_SECONDS)
+        self._process.kill()
+        self._process.wait()
 
     def _exchange(self, images: np.ndarray, times: int) -> tuple[dict[str, Any], list[np.ndarray]]:
         return self._answer((images,), times)
@@ -138,7 +143,7 @@ class FreshProcess:
                 send_message(requests, {"times": times}, arrays)
             values, outputs = receive_message(answers)
         except (EOFError, OSError, ValueError):
-            self._process.kill()
+            self._wait_and_kill()  # it closes its pipes before it has ended
             if timed_out.is_set():
                 reason = f"does not answer within {self._seconds:g} s"
             else:

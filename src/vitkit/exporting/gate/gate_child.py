@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-import numpy as np
-
-from vitkit.exporting.gate.array_pipe import receive_message, send_message
 from vitkit.exporting.gate.no_network import cut_off_network
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def answer_runs(arguments: list[str]) -> None:
@@ -26,9 +26,10 @@ def answer_runs(arguments: list[str]) -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     network = cut_off_network()
-    # imported after that, as libraries start threads
+    # imported after that, as numpy and others start threads, which would keep the network
     from vitkit.errors import VitkitError
     from vitkit.exporting.files.open_artefact import open_artefact
+    from vitkit.exporting.gate.array_pipe import receive_message, send_message
 
     path, threads = arguments
     try:

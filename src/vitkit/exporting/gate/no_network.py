@@ -15,6 +15,7 @@ EVENTS = (
     "socket.sendmsg",
     "socket.getaddrinfo",
     "socket.gethostbyname",
+    "socket.gethostbyaddr",
 )
 """Audit events of Python's sockets that reach for another machine or process."""
 
@@ -23,7 +24,7 @@ def cut_off_network() -> str:
     """Take the network from this process, which must not have other threads yet.
 
     Linux gives it a network of its own with nothing in it, where that is allowed; in any case an
-    audit hook refuses Python's sockets.
+    audit hook refuses Python's sockets, but not those of native code.
 
     Returns:
         How it was done: `namespace` or `audit hook`.
