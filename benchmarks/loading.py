@@ -35,11 +35,11 @@ import simplejpeg
 import torch
 from check import photographs
 from demo import processor, write_results
-from paired import ratio
 from PIL import Image
 
 import vitkit
 from vitkit.benchmarking.contender_process.torchvision_operators import declare_missing_operators
+from vitkit.benchmarking.statistics import speed_ratio
 from vitkit.data.augmentation.crop_flip import crop_box
 from vitkit.data.augmentation.pipeline import Augmentation
 from vitkit.data.augmentation.resized_crop import reduced_box
@@ -214,7 +214,7 @@ def measured(kind: str, rounds: int, batch: int) -> dict[str, object]:
         table[name] = {"images_per_second": count / median(seconds), "quartiles": [low, high]}
         line = f"  {name:<28}{count / median(seconds):7.0f} images/s [{low:.0f}, {high:.0f}]"
         if name in ("vitkit", "vitkit, scaled_jpeg", "vitkit, floats", "vitkit, both by Pillow"):
-            compared = {other: ratio(seconds, spent[other]) for other in against}
+            compared = {other: speed_ratio(seconds, spent[other]) for other in against}
             table[name] |= {"faster_than": compared}  # type: ignore[operator]
             for other, (middle, lower, upper) in compared.items():
                 line += f"\n      {middle:.2f} [{lower:.2f}, {upper:.2f}] x {other}"

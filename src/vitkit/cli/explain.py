@@ -158,6 +158,7 @@ class _Given:
 def _explain_model(given: _Given) -> None:
     others: dict[str, object] = {"class": given.class_name, "layer": given.layer}
     others |= {"head": given.head, "method": given.method, "option": given.option}
+    others |= {"engine": given.engine != "torch", "precision": given.precision != "float32"}
     refuse_without_effect({**others, "format": given.format != "png", **given.extras})
     found = given.find("--model IMAGES") if given.images else None
     draw_what_was_learned(

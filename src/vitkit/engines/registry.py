@@ -55,7 +55,7 @@ KINDS = (
         "openvino:build_openvino",
         ("openvino",),
         PRECISIONS,
-        "1.2 to 2.4 times as fast as torch on a CPU",
+        "1.0 to 2.4 times as fast as torch, by the CPU",
         cpu_only=True,
     ),
     EngineKind(
@@ -63,7 +63,7 @@ KINDS = (
         "onnxruntime:build_onnxruntime",
         ONNX,
         PRECISIONS[:1],
-        "up to 2 times as fast as torch on a CPU",
+        "1.1 to 2.0 times as fast as torch, by the CPU",
         cpu_only=True,
     ),
 )
