@@ -40,31 +40,21 @@ def crop_box(
         index: the image's index in the split.
     """
     height, width = size
-    # Four numbers for each of ten attempts, drawn at once.
-    area, ratio, x, y = uniform(
-        seed,
-        augmentation_key,
-        index,
-        CROP,
-        np.arange(4)[:, None],
-        np.arange(CROP_ATTEMPTS)[None, :],
-    )
-    areas = (scale + (1 - scale) * area) * height * width
     low = math.log(CROP_RATIOS[0])
     high = math.log(CROP_RATIOS[1])
-    ratios = np.exp(low + (high - low) * ratio)
-    widths = np.rint(np.sqrt(areas * ratios)).astype(int)
-    heights = np.rint(np.sqrt(areas / ratios)).astype(int)
-    # The first attempt that fits is taken, as in a loop that stops there.
-    fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
-    if not fits.any():
-        return _middle(size)
-    first = int(fits.argmax())
-    crop_width = int(widths[first])
-    crop_height = int(heights[first])
-    left = int(x[first] * (width - crop_width + 1))
-    top = int(y[first] * (height - crop_height + 1))
-    return left, top, left + crop_width, top + crop_height
+    for attempt in range(CROP_ATTEMPTS):
+        draws = uniform(seed, augmentation_key, index, CROP, np.arange(4), attempt)
+        part, place, across, down = draws.tolist()
+        area = (scale + (1 - scale) * part) * height * width
+        # numpy's exp, not math's: a last bit that differs may round to another box
+        ratio = float(np.exp(low + (high - low) * place))
+        crop_width = round(math.sqrt(area * ratio))
+        crop_height = round(math.sqrt(area / ratio))
+        if 0 < crop_width <= width and 0 < crop_height <= height:
+            left = int(across * (width - crop_width + 1))
+            top = int(down * (height - crop_height + 1))
+            return left, top, left + crop_width, top + crop_height
+    return _middle(size)
 
 
 def _middle(size: tuple[int, int]) -> tuple[int, int, int, int]:
