@@ -47,10 +47,14 @@ class EngineRequest:
         """Return the model as torch runs it: itself, or with merged tokens."""
         return merge_tokens(self.model, self.merge) if self.merge else self.model
 
-    def for_runtimes(self) -> ViT:
-        """Return the model as other runtimes get it: folded, then with merged tokens."""
+    def for_runtimes(self, *, query_scale: bool = True) -> ViT:
+        """Return the model as other runtimes get it: folded, then with merged tokens.
+
+        Args:
+            query_scale: whether queries may come scaled, so that attention must not do it.
+        """
         # merging divides by sqrt(h) itself, beside what it adds for the sizes of tokens
-        folded = fold_for_inference(self.model, query_scale=not self.merge)
+        folded = fold_for_inference(self.model, query_scale=query_scale and not self.merge)
         return merge_tokens(folded, self.merge) if self.merge else folded
 
 

@@ -15,6 +15,7 @@ from vitkit.engines.engine import EngineRequest, Forward
 from vitkit.engines.program import INPUT, OUTPUT, export_program, without_warnings
 from vitkit.engines.telemetry import import_runtime, quiet_imports
 from vitkit.io.atomic import replacing_in_cache
+from vitkit.models.attention import Heads, MultiHeadAttention
 
 OnnxModel: TypeAlias = Any
 """An `onnx.ModelProto`."""
@@ -34,13 +35,46 @@ def build_onnxruntime(request: EngineRequest) -> Forward:
     if path is not None and path.exists():
         with contextlib.suppress(Exception):  # damaged: it is converted again
             return onnx_forward(path, request.threads)
-    folded = request.for_runtimes().float().cpu()
+    folded = request.for_runtimes(query_scale=False).float().cpu()
+    for module in folded.modules():
+        if isinstance(module, MultiHeadAttention):
+            module.attend = fused_attention
     program = export_program(folded, folded.spec.in_channels, request.image_size)
     content = to_onnx(program).SerializeToString()
     if path is not None:
         with contextlib.suppress(OSError), replacing_in_cache(path) as file:
             file.write(content)
     return onnx_forward(content, request.threads)
+
+
+def fused_attention(
+    q: Heads, k: Heads, v: Heads, mask: Tensor | None = None, dropout: float = 0.0
+) -> Heads:
+    """Attend by ONNX Runtime's own operator, which keeps no matrix of weights; for exports alone.
+
+    ONNX's standard operators would be two products with a softmax and transposes between them.
+
+    Args:
+        q: queries (B, k, N, h).
+        k: keys (B, k, M, h).
+        v: values (B, k, M, e).
+        mask: numbers to add to the scores, (B, 1, N or 1, M), as token merging has them.
+        dropout: no meaning in inference.
+    """
+    batch, heads, queries, _ = q.shape
+    inputs: list[Tensor | None] = [part.transpose(1, 2).flatten(2) for part in (q, k, v)]
+    if mask is not None:
+        added = mask.expand(batch, 1, queries, k.shape[2])
+        inputs += [None, None, added]  # no bias of the projections, no mask of keys
+    mixed = torch.onnx.ops.symbolic(
+        "com.microsoft::MultiHeadAttention",
+        inputs,
+        {"num_heads": heads},
+        dtype=q.dtype,
+        shape=(batch, queries, heads * v.shape[-1]),
+        version=1,
+    )
+    return mixed.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def to_onnx(program: ExportedProgram, opset: int = OPSET) -> OnnxModel:
