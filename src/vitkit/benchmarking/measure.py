@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from vitkit.benchmarking.contender_process.image_loading import LOADERS, write_photographs
-from vitkit.benchmarking.contenders import Contender, Lineup
+from vitkit.benchmarking.contenders import PEERS, Contender, Lineup
 from vitkit.benchmarking.machine import MachineRecord
 from vitkit.benchmarking.model_files import BenchmarkedModel, reference_logits, write_model_files
 from vitkit.benchmarking.processes import ContenderError, Worker
@@ -48,6 +48,9 @@ weights may be untrained, whose logits are small beside the rounding, and speed 
 them. Other weights give a cosine near 0."""
 LOSS_BOUNDS = {"float32": 1e-4, "bfloat16": 2e-2}
 """Largest difference of the first losses, as a part of the loss (at least 1)."""
+PEAK_PRECISIONS = ("float32", "bfloat16")
+"""Precisions of which the peak of matrix products is measured. No library has a plain product in
+int8 that is as fast as those inside of quantised models, so the share of it would be no share."""
 TRAINED_ENGINES = ("torch", "compile")
 Report = Callable[[str], object]
 Request = dict[str, Any]
@@ -121,15 +124,17 @@ class Benchmark:
             self._lineup.left_out,
         )
 
-    def _matrix_products(self) -> dict[str, float]:
-        self._report("measuring the peak of matrix products")
-        settings = self._settings
-        with Worker(settings.threads) as worker:
-            try:
-                found = worker.ask("peak", precision=settings.precision, threads=settings.threads)
-            except ContenderError:  # no peak is known, and the contenders are compared all the same
-                return {}
-        products: dict[str, float] = found["products"]
+    def _matrix_products(self) -> dict[str, dict[str, float]]:
+        """Return the speed of matrix products, by precision and library, where it is known."""
+        products: dict[str, dict[str, float]] = {}
+        threads = self._settings.threads
+        for precision in dict.fromkeys(one.precision for one in self._lineup.contenders):
+            if precision not in PEAK_PRECISIONS:
+                continue
+            self._report(f"measuring the peak of matrix products in {precision}")
+            with Worker(threads) as worker, suppress(ContenderError):
+                found = worker.ask("peak", precision=precision, threads=threads)
+                products[precision] = found["products"]
         return products
 
     def _forward_passes(self, model: BenchmarkedModel) -> Iterator[TaskResult]:
@@ -149,7 +154,9 @@ class Benchmark:
         excluded: dict[str, str] = {}
         able = []
         for contender in self._lineup.contenders:
-            if contender.kind == "library" or contender.source in TRAINED_ENGINES:
+            if contender.precision not in LOSS_BOUNDS:
+                excluded[contender.name] = f"training has no {contender.precision}"
+            elif contender.kind == "library" or contender.source in TRAINED_ENGINES:
                 able.append(contender)
         request = partial(self._request, "training", model)
         with self._built(able, request, excluded) as built:
@@ -162,8 +169,8 @@ class Benchmark:
         excluded: dict[str, str] = {}
         contenders = []
         for one in self._lineup.contenders:
-            if one.kind == "library" and one.name in LOADERS:
-                contenders.append(one)
+            if one.kind == "library" and one.source in LOADERS:
+                contenders.append(PEERS[one.source])  # a loader has no precision
         contenders.append(Contender("vitkit", "engine", "vitkit"))
 
         def request(contender: Contender) -> Request:
@@ -176,7 +183,7 @@ class Benchmark:
                 "batch_size": self._settings.batch_size,
             }
 
-        with self._built(contenders, request, excluded) as built:
+        with self._built(dict.fromkeys(contenders), request, excluded) as built:
             return self._timed("loader", built, self._settings.batch_size, excluded)
 
     @contextmanager
@@ -213,7 +220,6 @@ class Benchmark:
             "spec": files.spec,
             "changes": files.changes,
             "norm_eps": self._checkpoint.model.spec.norm_eps,
-            "precision": self._settings.precision,
             "threads": self._settings.threads,
             "batch_size": self._settings.batch_size,
         }
@@ -240,11 +246,11 @@ class Benchmark:
         )
         if "logits" in reply:
             # a training step is compared before it begins, in float32
-            precision = "float32" if given["task"] == "training" else self._settings.precision
+            precision = "float32" if given["task"] == "training" else contender.precision
             measured.agreement = compare_logits(torch.tensor(reply["logits"]), self._reference)
             refusal = _refusal(measured.agreement, precision)
             if not refusal and built:
-                refusal = _other_loss(measured.loss, built[0].loss, self._settings.precision)
+                refusal = _other_loss(measured, built[0])
             if refusal:
                 excluded[contender.name] = _not_equal(refusal, given["changes"])
                 worker.close()
@@ -301,6 +307,7 @@ def _row(one: _Measured, count: int, peak_mb: float) -> BenchmarkRow:
     return BenchmarkRow(
         contender=one.contender.name,
         is_ours=one.contender.is_ours,
+        precision=one.contender.precision,
         library=one.library,
         seconds=tuple(one.seconds),
         images=count,
@@ -320,11 +327,12 @@ def _refusal(found: Agreement, precision: str) -> str:
     return f"its logits have a cosine of {found.cosine:.3f} with ours; {INT8_COSINE} is expected"
 
 
-def _other_loss(loss: float | None, expected: float | None, precision: str) -> str:
+def _other_loss(measured: _Measured, base: _Measured) -> str:
     """Return why the first step of a contender is not that of another one; empty if it is."""
+    loss, expected = measured.loss, base.loss
     if loss is None or expected is None:
         return ""
-    bound = LOSS_BOUNDS[precision]
+    bound = max(LOSS_BOUNDS[one.contender.precision] for one in (measured, base))
     if abs(loss - expected) <= bound * max(1.0, abs(expected)):
         return ""
     return f"the loss of its first step is {loss:.6g}; {expected:.6g} is expected"

@@ -22,6 +22,7 @@ PLOT = png_result("a plot of a benchmark", WRITER)
 EXAMPLES = (
     "vitkit bench vit_small_patch16_224  # all engines and all libraries that are installed",
     "vitkit bench runs/photos-vit-1 --against timm openvino --plot speed.png",
+    "vitkit bench vit_base_patch16_224 --against timm:float32 --engines openvino:int8 openvino",
     "vitkit bench vit_tiny_patch16_224 --tasks training loader --against timm",
 )
 
@@ -52,11 +53,13 @@ def bench_command(
     Args:
         model: a model's name (untrained weights), or a checkpoint of any known format.
         against: timm, transformers, torchvision, vit-pytorch, timm-compiled, onnxruntime and
-            openvino (the bare runtimes, on timm's model), or none; default all that are installed.
-            The first one is the base of the ratios.
-        engines: torch, optimized, compile, openvino, onnxruntime; default all that are installed.
+            openvino (the bare runtimes, on timm's model), or none; default all that are installed,
+            with timm in float32. The first one is the base of the ratios. A name may have a
+            precision of its own: timm:float32, openvino:int8.
+        engines: torch, optimized, compile, openvino, onnxruntime, also with a precision; default
+            all that are installed.
         tasks: inference, latency (one image at a time), training and loader; default the first two.
-        precision: float32, bfloat16 or int8.
+        precision: float32, bfloat16 or int8, of names without one.
         batch_size: images of a batch.
         threads: of the processor; default the cores that may be used.
         rounds: number of rounds; a contender has two turns in each.
