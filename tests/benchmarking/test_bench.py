@@ -55,10 +55,23 @@ class InThisProcess:
         pass
 
 
-def benched(*words: str) -> dict:
+class EngineThatEnds(InThisProcess):
+    """The same, but the engine `torch` ends in its second turn."""
+
+    def ask(self, do: str, **request: object) -> dict:
+        if do == "build":
+            self.left = 1 if request["kind"] == "engine" else 1_000
+        elif do == "run":
+            self.left -= 1
+            if self.left < 0:
+                raise ContenderError("its process was ended by SIGSEGV")
+        return super().ask(do, **request)
+
+
+def benched(*words: str, worker: type[InThisProcess] = InThisProcess) -> dict:
     """Run the command, with all contenders in this process, and return its JSON."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitkit.benchmarking.measure.Worker", InThisProcess)
+        patch.setattr("vitkit.benchmarking.measure.Worker", worker)
         patch.setattr("sys.stdout", io.StringIO())
         assert cli.run(["bench", *words, *QUICK, "--json"]) == 0
         text = sys.stdout.getvalue()
@@ -133,7 +146,9 @@ def test_the_figure_is_written_and_not_blank(measured):
     assert (pixels == 255).all(-1).mean() > 0.5
 
 
-def test_training_steps_and_loaders_are_compared_too(model):
+def test_training_steps_and_loaders_are_compared_too(model, monkeypatch):
+    loading = "vitkit.benchmarking.contender_process.image_loading"
+    monkeypatch.setattr(f"{loading}.FEWEST_PHOTOGRAPHS", 8)
     document = benched(model, "--against", "torchvision", "--tasks", "training", "loader")
     training, loader = document["tasks"]
     for task, own in ((training, "vitkit torch"), (loader, "vitkit")):
@@ -145,21 +160,22 @@ def test_training_steps_and_loaders_are_compared_too(model):
     assert loader["rows"][1]["logits"] is None
 
 
-def test_an_untrained_model_of_the_first_paper_is_the_same_in_vit_pytorch():
+def test_a_model_of_the_first_paper_is_that_of_vit_pytorch_and_one_that_ends_is_named():
     small = {"image_size": 16, "patch_size": 8, "width": 24, "depth": 2, "num_heads": 3,
              "mlp_width": 32}  # fmt: skip
     words = [f"--spec.{name.replace('_', '-')}={value}" for name, value in small.items()]
     words += ["--spec.num-classes=5", "--against", "vit-pytorch", "--tasks", "latency"]
-    document = benched("vit_tiny_patch16_224", *words)
+    document = benched("vit_tiny_patch16_224", *words, worker=EngineThatEnds)
     (task,) = document["tasks"]
-    assert task["not_timed"] == {}
+    assert [row["contender"] for row in task["rows"]] == ["vit-pytorch", "vit-pytorch, again"]
+    assert task["not_timed"] == {"vitkit torch": "its process was ended by SIGSEGV"}
     assert "without the two norms" in task["rows"][0]["library"]
 
 
 def test_products_of_matrices_are_measured(monkeypatch):
-    monkeypatch.setattr(
-        "vitkit.benchmarking.contender_process.matrix_peak.find_spec", lambda name: None
-    )
+    peaks = "vitkit.benchmarking.contender_process.matrix_peak"
+    monkeypatch.setattr(f"{peaks}.find_spec", lambda name: None)
+    monkeypatch.setattr(f"{peaks}.SECONDS", 0.0)
     for precision, libraries in (("float32", {"torch", "numpy"}), ("bfloat16", {"torch"})):
         found = matrix_peak(precision, 1, sides=[64, 128])
         assert set(found) == libraries
@@ -172,10 +188,12 @@ def made_row(name: str, seconds: float, *, precision: str = "float32") -> Benchm
     return BenchmarkRow(name, ours, precision, f"{name} 1.0", turns, 8, None, 500.0, 1.0, 1.0)
 
 
-def made_result(*rows: BenchmarkRow, again: BenchmarkRow | None = None) -> BenchmarkResult:
+def made_result(
+    *rows: BenchmarkRow, again: BenchmarkRow | None = None, load: float = 0.1
+) -> BenchmarkResult:
     task = TaskResult("inference", 8, rows, again, {"openvino": "ended by SIGILL"}, 35e9)
     settings = {"precision": "float32", "threads": 2, "rounds": 6}
-    machine = {"processor": "A processor with a long name, 2 cores", "load_before": 0.1}
+    machine = {"processor": "A processor with a long name, 2 cores", "load_before": load}
     return BenchmarkResult("vit_base_patch16_224", settings, machine,
                            {"float32": {"torch": 400e9}, "bfloat16": {"torch": 800e9}}, (task,),
                            {"vit-pytorch": "not installed (pip install vit-pytorch)"})  # fmt: skip
@@ -193,8 +211,10 @@ def test_the_table_has_ratios_share_of_the_peak_noise_and_what_is_missing():
     assert "openvino: not timed: ended by SIGILL" in text
     assert "left out: vit-pytorch: not installed (pip install vit-pytorch)" in text
     assert "(x: times as fast as timm)" in text
-    slower = made_result(made_row("timm", 2.0), again=made_row("timm, again", 3.0))
+    assert "busy" not in text
+    slower = made_result(made_row("timm", 2.0), again=made_row("timm, again", 3.0), load=0.7)
     assert "the machine was not steady" in format_tables(slower)
+    assert "the machine was busy: its load" in format_tables(slower)
 
 
 def test_the_table_has_80_columns_with_the_longest_names_and_their_own_peaks(monkeypatch):
@@ -226,7 +246,7 @@ def test_the_figure_has_the_fastest_on_top():
     assert encode_png(figure).startswith(b"\x89PNG")
 
 
-def test_a_process_that_ends_is_an_error_in_one_line():
+def test_a_process_that_ends_or_hangs_is_an_error_in_one_line(monkeypatch):
     with Worker(1) as worker:
         assert worker.ask("memory")["peak_mb"] > 1
         with pytest.raises(ContenderError, match="KeyError: 'nothing'"):
@@ -234,6 +254,12 @@ def test_a_process_that_ends_is_an_error_in_one_line():
         worker._process.send_signal(signal.SIGKILL)
         with pytest.raises(ContenderError, match="ended by SIGKILL"):
             worker.ask("memory")
+    monkeypatch.setattr("vitkit.benchmarking.processes.LONGEST_TURN", 0.25)
+    with Worker(1) as worker:
+        worker._process.send_signal(signal.SIGSTOP)
+        for _ in range(2):  # and the reason stays the same
+            with pytest.raises(ContenderError, match="no answer to 'run' in 0.5 s and was ended"):
+                worker.ask("run", seconds=0.25)
 
 
 def test_contenders_that_are_not_asked_for_are_left_out_with_the_reason(monkeypatch):

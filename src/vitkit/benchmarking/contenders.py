@@ -30,6 +30,7 @@ class Contender:
         precisions: that it has.
         compiled: by `torch.compile`.
         precision: that it computes in.
+        is_again: the base once more, to be compared with itself.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Contender:
     precisions: tuple[str, ...] = OTHER_PRECISIONS
     compiled: bool = False
     precision: str = "float32"
+    is_again: bool = False
 
     @property
     def is_ours(self) -> bool:
@@ -54,7 +56,7 @@ class Contender:
 
     def again(self) -> Contender:
         """Return the same contender under another name, to be compared with itself."""
-        return replace(self, name=f"{self.name}, again")
+        return replace(self, name=f"{self.name}, again", is_again=True)
 
     def to_json(self) -> dict[str, Any]:
         """Return what a worker process needs to know of it."""

@@ -15,7 +15,7 @@ import torch
 from vitkit.benchmarking.contender_process.image_loading import LOADERS, write_photographs
 from vitkit.benchmarking.contenders import PEERS, Contender, Lineup
 from vitkit.benchmarking.machine import MachineRecord
-from vitkit.benchmarking.model_files import BenchmarkedModel, reference_logits, write_model_files
+from vitkit.benchmarking.model_files import WrittenFormats, reference_logits, write_model_files
 from vitkit.benchmarking.processes import ContenderError, Worker
 from vitkit.benchmarking.result import BenchmarkResult, BenchmarkRow, TaskName, TaskResult
 from vitkit.benchmarking.settings import BenchmarkSettings
@@ -105,9 +105,7 @@ class Benchmark:
         with tempfile.TemporaryDirectory() as folder:
             self._report("writing the weights for each library")
             place = Path(folder)
-            model = write_model_files(
-                self._name, self._checkpoint, place / "weights", sorted(formats)
-            )
+            model = write_model_files(self._checkpoint, place / "weights", sorted(formats))
             chosen = self._settings.tasks
             if "inference" in chosen or "latency" in chosen:
                 tasks += self._forward_passes(model)
@@ -137,7 +135,7 @@ class Benchmark:
                 products[precision] = found["products"]
         return products
 
-    def _forward_passes(self, model: BenchmarkedModel) -> Iterator[TaskResult]:
+    def _forward_passes(self, model: WrittenFormats) -> Iterator[TaskResult]:
         """Measure inference, then latency, by the same processes."""
         excluded: dict[str, str] = {}
         request = partial(self._request, "inference", model)
@@ -150,7 +148,7 @@ class Benchmark:
                 if task in self._settings.tasks:
                     yield self._timed(task, built, count, excluded, self._operations)
 
-    def _training(self, model: BenchmarkedModel) -> TaskResult:
+    def _training(self, model: WrittenFormats) -> TaskResult:
         excluded: dict[str, str] = {}
         able = []
         for contender in self._lineup.contenders:
@@ -196,13 +194,26 @@ class Benchmark:
         """Build all contenders whose logits are ours, the first one twice; note the others."""
         built: list[_Measured] = []
         with ExitStack() as stack:
+
+            def add(contender: Contender) -> None:
+                self._report(f"building {contender.name}")
+                with ExitStack() as own:  # its process goes on only if it takes part
+                    try:
+                        given = request(contender)
+                        worker = own.enter_context(Worker(given["threads"]))
+                        built.append(self._build(contender, worker, given, built))
+                    except ContenderError as error:
+                        excluded[contender.name] = str(error)
+                    else:
+                        stack.enter_context(own.pop_all())
+
             for contender in contenders:
-                self._build(contender, request, built, excluded, stack)
+                add(contender)
             if built:
-                self._build(built[0].contender.again(), request, built, excluded, stack)
+                add(built[0].contender.again())
             yield built
 
-    def _request(self, task: str, model: BenchmarkedModel, contender: Contender) -> Request:
+    def _request(self, task: str, model: WrittenFormats, contender: Contender) -> Request:
         """Return what the process of a contender must know.
 
         Raises:
@@ -225,22 +236,14 @@ class Benchmark:
         }
 
     def _build(
-        self,
-        contender: Contender,
-        request: Callable[[Contender], Request],
-        built: list[_Measured],
-        excluded: dict[str, str],
-        stack: ExitStack,
-    ) -> None:
-        """Build a contender in a process of its own, and compare its logits with ours."""
-        self._report(f"building {contender.name}")
-        try:
-            given = request(contender)
-            worker = stack.enter_context(Worker(given["threads"]))
-            reply = worker.ask("build", **given)
-        except ContenderError as error:
-            excluded[contender.name] = str(error)
-            return
+        self, contender: Contender, worker: Worker, given: Request, built: list[_Measured]
+    ) -> _Measured:
+        """Build a contender in its process, and compare its logits with ours.
+
+        Raises:
+            ContenderError: it cannot be built, or computes another model.
+        """
+        reply = worker.ask("build", **given)
         measured = _Measured(
             contender, worker, reply["library"], reply["build_seconds"], reply.get("loss")
         )
@@ -252,10 +255,8 @@ class Benchmark:
             if not refusal and built:
                 refusal = _other_loss(measured, built[0])
             if refusal:
-                excluded[contender.name] = _not_equal(refusal, given["changes"])
-                worker.close()
-                return
-        built.append(measured)
+                raise ContenderError(_not_equal(refusal, given["changes"]))
+        return measured
 
     def _timed(
         self,
@@ -281,14 +282,14 @@ class Benchmark:
                     reply = active[name].worker.ask("run", seconds=self._settings.seconds)
                     active[name].seconds.append(reply["seconds"])
         rows: list[BenchmarkRow] = []
+        again = None
         for one in list(active.values()):
             with _noting(one, active, ended):
-                rows.append(_row(one, count, one.worker.ask("memory")["peak_mb"]))
-        # the base is the last one, too; a base that ended leaves no comparison with itself
-        again = None
-        if rows and rows[-1].contender == f"{rows[0].contender}, again":
-            again = rows.pop()
-        rows = [row for row in rows if not row.contender.endswith(", again")]
+                row = _row(one, count, one.worker.ask("memory")["peak_mb"])
+                if not one.contender.is_again:
+                    rows.append(row)
+                elif built[0].contender.name in active:
+                    again = row
         return TaskResult(task, count, tuple(rows), again, ended, operations)
 
 

@@ -161,7 +161,7 @@ class BenchmarkResult:
 
     @property
     def matrix_peaks(self) -> dict[str, float]:
-        """Precision -> largest speed of matrix products by any library, in operations per second."""
+        """Precision -> largest speed of matrix products, in operations per second."""
         return {name: max(speeds.values()) for name, speeds in self.products.items()}
 
     def to_json(self) -> dict[str, Any]:

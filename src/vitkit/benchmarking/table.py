@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping
 
+from vitkit.benchmarking.machine import QUIET_LOAD
 from vitkit.benchmarking.result import BenchmarkResult, BenchmarkRow, TaskResult
 from vitkit.benchmarking.statistics import Interval
 from vitkit.messages import plural
@@ -39,7 +40,12 @@ def _head(result: BenchmarkResult) -> Iterator[str]:
     threads = plural(settings["threads"], "thread")
     rounds = plural(settings["rounds"], "round")
     yield from _folded(f"{result.model}, {settings['precision']}, {threads}, {rounds}")
-    yield from _folded(f"on {machine['processor']}, load {machine['load_before']:.1f} before")
+    load = machine["load_before"]
+    yield from _folded(f"on {machine['processor']}, load {load:.1f} before")
+    if load > QUIET_LOAD:
+        yield from _folded(
+            f"the machine was busy: its load before is above {QUIET_LOAD}, that of an idle one"
+        )
     for precision, peak in result.matrix_peaks.items():
         speeds = result.products[precision]
         library = max(speeds, key=speeds.__getitem__)
