@@ -258,7 +258,7 @@ def test_a_process_that_ends_or_hangs_is_an_error_in_one_line(monkeypatch):
     with Worker(1) as worker:
         worker._process.send_signal(signal.SIGSTOP)
         for _ in range(2):  # and the reason stays the same
-            with pytest.raises(ContenderError, match="no answer to 'run' in 0.5 s and was ended"):
+            with pytest.raises(ContenderError, match=r"no answer to 'run' in .* and was ended"):
                 worker.ask("run", seconds=0.25)
 
 
