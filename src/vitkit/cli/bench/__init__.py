@@ -47,8 +47,9 @@ def bench_command(
     """Compare the speed of a model with other libraries: same weights, same logits, same threads.
 
     Each contender has a process of its own. One whose logits differ from ours is named and not
-    timed. The others take turns, in order and in reverse order. A ratio is that of medians, with a
-    95 % bootstrap interval; the first contender, compared with itself, shows the noise.
+    timed, and so is one that crashes or hangs. The others take turns, in an order that is drawn for
+    each round, and in reverse. A ratio is that of medians, with a 95 % bootstrap interval; the
+    first contender, compared with itself, shows the noise.
 
     Args:
         model: a model's name (untrained weights), or a checkpoint of any known format.
