@@ -1,4 +1,4 @@
-"""Comparison of two speeds: turns A B B A, medians, and bootstrap intervals."""
+"""Comparison of two speeds: turns in the order A B B A, medians, and bootstrap intervals."""
 
 from __future__ import annotations
 

@@ -46,21 +46,19 @@ def bench_command(
 ) -> None:
     """Compare the speed of a model with other libraries: same weights, same logits, same threads.
 
-    Each contender has a process of its own. One whose logits differ from ours is named and not
-    timed, and so is one that crashes or hangs. The others take turns, in an order that is drawn for
-    each round, and in reverse. A ratio is that of medians, with a 95 % bootstrap interval; the
-    first contender, compared with itself, shows the noise.
+    Each contender has a process of its own. One with other logits than ours is named and not timed,
+    as is one that crashes or hangs. The others take turns, in an order drawn for each round, and in
+    reverse. A ratio is that of medians, with a 95 % bootstrap interval; the first contender,
+    compared with itself, shows the noise.
 
     Args:
         model: a model's name (untrained weights), or a checkpoint of any known format.
         against: timm, transformers, torchvision, vit-pytorch, timm-compiled, onnxruntime and
-            openvino (the bare runtimes, on timm's model), or none; default all that are installed,
-            with timm in float32. The first one is the base of the ratios. A name may have a
-            precision of its own: timm:float32, openvino:int8.
-        engines: torch, optimized, compile, openvino, onnxruntime, also with a precision; default
-            all that are installed.
+            openvino (the bare runtimes, on timm's model), each also as NAME:PRECISION, or none;
+            default timm:float32 and all that are installed. The first is the base of the ratios.
+        engines: torch, optimized, compile, openvino, onnxruntime; default all that are installed.
         tasks: inference, latency (one image at a time), training and loader; default the first two.
-        precision: float32, bfloat16 or int8, of names without one.
+        precision: float32, bfloat16 or int8; a name may have its own, as in openvino:int8.
         batch_size: images of a batch.
         threads: of the processor; default the cores that may be used.
         rounds: number of rounds; a contender has two turns in each.
@@ -86,8 +84,8 @@ def bench_command(
     lineup = choose_contenders(against, engines, precision)
     fields = model_fields(spec, img_size)
     if plot is not None:
-        inputs = files_of_checkpoint(model)
-        check_outputs([plot], PLOT, inputs=inputs, overwrite=overwrite, flag="--plot")
+        files = files_of_checkpoint(model)
+        check_outputs([plot], PLOT, inputs=files, overwrite=overwrite, flag="--plot")
     print_benchmark(measure_model(model, fields, lineup, settings), plot, as_json=json)
 
 
