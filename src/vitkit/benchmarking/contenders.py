@@ -136,7 +136,7 @@ def choose_contenders(against: Sequence[str], engines: Sequence[str], precision:
     ours = _usable(found, bool(engines), left_out)
     if not ours:
         raise SettingError(
-            f"no engine that is installed computes in {precision}; pass another one by --engines "
+            f"no installed engine computes in {precision}; pass another --precision, or --engines "
             "torch:float32"
         )
     return Lineup((*peers, *ours), left_out)
