@@ -22,7 +22,7 @@ PLOT = png_result("a plot of a benchmark", WRITER)
 EXAMPLES = (
     "vitkit bench vit_small_patch16_224  # all engines and all libraries that are installed",
     "vitkit bench runs/photos-vit-1 --against timm openvino --plot speed.png",
-    "vitkit bench vit_base_patch16_224 --against timm:float32 --engines openvino:int8 openvino",
+    "vitkit bench ViT-B/16 --against timm:float32 --engines openvino:int8 openvino",
     "vitkit bench vit_tiny_patch16_224 --tasks training loader --against timm",
 )
 
