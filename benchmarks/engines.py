@@ -6,7 +6,8 @@
                                  [--plot FOLDER]
 
 The same as `vitkit bench MODEL` for each model and precision: inference of a batch and of one image
-by all contenders that are installed, with equal logits, in turns A B B A. One model in one
+by all contenders that are installed, with equal logits, in turns; a NAME may have a precision, as
+in timm:float32. The base is timm in float32, in every precision. One model in one
 precision takes 2 to 9 minutes on two cores. `--training` measures training steps and loaders
 instead. The tables are printed, and the results are added to
 benchmarks/results/engines-<processor>-<date>.json. The script does not pass or fail.

@@ -67,7 +67,7 @@ def graphs() -> int:
 
 
 def in_turn(rows: dict[str, Row], blocks: int) -> None:
-    """Time warm rows: in each block all rows in order, then all in reverse order.
+    """Time warm rows: in each block all rows in a drawn order, then in reverse.
 
     Raises:
         SystemExit: a row was compiled again while it was timed.

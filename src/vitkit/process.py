@@ -75,13 +75,36 @@ def available_cores(root: Path = Path("/")) -> int:
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
-    return min([cores, *_cpu_quotas(root)])
+    for limit in _group_limits(
+        root, "cpu", ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    ):
+        with suppress(ValueError):
+            quota, period = limit.split()
+            if quota not in ("max", "-1"):
+                cores = min(cores, math.ceil(int(quota) / int(period)))
+    return cores
 
 
-def _cpu_quotas(root: Path) -> Iterator[int]:
-    """Generate the quota of each of the process's control groups, in whole cores, rounded up.
+def available_memory(root: Path = Path("/")) -> int:
+    """Return the bytes of memory that this process may use: the machine's, or its group's limit.
 
-    Source: "Control Group v2" (`cpu.max`) and "CFS Bandwidth Control" (v1), documentation of Linux.
+    Args:
+        root: of the file system with /proc and /sys.
+    """
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in _group_limits(root, "memory", ("memory.max",), ("memory.limit_in_bytes",)):
+        with suppress(ValueError):  # max
+            memory = min(memory, int(limit))
+    return memory
+
+
+def _group_limits(
+    root: Path, controller: str, files: tuple[str, ...], files_of_v1: tuple[str, ...]
+) -> Iterator[str]:
+    """Generate the limit of each of the process's control groups: the words in some files.
+
+    Source: "Control Group v2" (`cpu.max`, `memory.max`), "CFS Bandwidth Control" and "Memory
+    Resource Controller" (v1), documentation of Linux.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -89,18 +112,14 @@ def _cpu_quotas(root: Path) -> Iterator[int]:
         return
     for line in lines:  # 0::/job (v2), or 4:cpu,cpuacct:/job (v1)
         _, controllers, name = line.split(":", 2)
-        top: Path = root / "sys/fs/cgroup"
-        files: tuple[str, ...] = ("cpu.max",)
-        if "cpu" in controllers.split(","):
-            top /= "cpu"
-            files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        top, names = root / "sys/fs/cgroup", files
+        if controller in controllers.split(","):
+            top, names = top / controller, files_of_v1
         group = top / name.strip("/")
-        # a quota of a group holds for all groups in it
+        # a limit of a group holds for all groups in it
         while group.is_relative_to(top):
-            with suppress(OSError, ValueError):
-                quota, period = " ".join((group / file).read_text() for file in files).split()
-                if quota not in ("max", "-1"):
-                    yield math.ceil(int(quota) / int(period))
+            with suppress(OSError):
+                yield " ".join((group / file).read_text().strip() for file in names)
             group = group.parent
 
 

@@ -43,7 +43,8 @@ class InThisProcess:
 
     def ask(self, do: str, **request: object) -> dict:
         if do == "peak":
-            return {"products": {"torch": 1e13, "numpy": 1e12}}
+            peak = {"float32": 1e13, "bfloat16": 2e13}[request["precision"]]
+            return {"products": {"torch": peak, "numpy": 1e12}}
         sent = json.loads(json.dumps({"do": do, **request}))
         reply = json.loads(json.dumps(answer_request(self.process, sent)))
         if "refused" in reply:
@@ -54,10 +55,23 @@ class InThisProcess:
         pass
 
 
-def benched(*words: str) -> dict:
+class EngineThatEnds(InThisProcess):
+    """The same, but the engine `torch` ends in its second turn."""
+
+    def ask(self, do: str, **request: object) -> dict:
+        if do == "build":
+            self.left = 1 if request["kind"] == "engine" else 1_000
+        elif do == "run":
+            self.left -= 1
+            if self.left < 0:
+                raise ContenderError("its process was ended by SIGSEGV")
+        return super().ask(do, **request)
+
+
+def benched(*words: str, worker: type[InThisProcess] = InThisProcess) -> dict:
     """Run the command, with all contenders in this process, and return its JSON."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitkit.benchmarking.measure.Worker", InThisProcess)
+        patch.setattr("vitkit.benchmarking.measure.Worker", worker)
         patch.setattr("sys.stdout", io.StringIO())
         assert cli.run(["bench", *words, *QUICK, "--json"]) == 0
         text = sys.stdout.getvalue()
@@ -76,7 +90,7 @@ def model(tmp_path_factory) -> str:
 def measured(model, tmp_path_factory):
     """The JSON of a benchmark of a checkpoint, and its figure."""
     plot = tmp_path_factory.mktemp("figures") / "new" / "speed.png"
-    against = ("torchvision", "vit-pytorch")
+    against = ("torchvision", "torchvision:bfloat16", "vit-pytorch")
     return benched(model, "--against", *against, "--plot", str(plot)), plot
 
 
@@ -85,9 +99,19 @@ def test_the_json_has_all_contenders_in_both_tasks(measured):
     assert [task["task"] for task in document["tasks"]] == ["inference", "latency"]
     for task, images in zip(document["tasks"], (2, 1), strict=True):
         names = [row["contender"] for row in task["rows"]]
-        assert names == ["torchvision", "vitkit torch", "torchvision, again"]
+        assert names == ["torchvision", "torchvision bfloat16", "vitkit torch",
+                         "torchvision, again"]  # fmt: skip
         assert task["batch_size"] == images
+        half = task["rows"].pop(1)
+        # far from float32, and equal within the bound of its own precision
+        assert half["precision"] == "bfloat16"
+        assert half["logits"]["difference"] > 1e-4 * max(1, half["logits"]["scale"])
+        assert half["logits"]["cosine"] > 0.999
+        peaks = document["matrix_peaks"]
+        speed = half["images_per_second"][0] * task["operations_per_image"]
+        assert half["share_of_peak"] == pytest.approx(speed / peaks["bfloat16"])
         for row in task["rows"]:
+            assert row["precision"] == "float32"
             assert len(row["seconds"]) == 4  # two turns in each of two rounds
             value, low, high = row["images_per_second"]
             assert value == pytest.approx(images / np.median(row["seconds"]))
@@ -99,7 +123,8 @@ def test_the_json_has_all_contenders_in_both_tasks(measured):
         base, own = (np.median(row["seconds"]) for row in task["rows"][:2])
         assert task["rows"][1]["faster"][0] == pytest.approx(base / own)
     assert document["machine"]["versions"]["torchvision"]
-    assert document["matrix_peak"] == max(document["matrix_products"].values())
+    for precision, products in document["matrix_products"].items():
+        assert document["matrix_peaks"][precision] == max(products.values())
     assert document["settings"]["threads"] == 1
 
 
@@ -121,7 +146,9 @@ def test_the_figure_is_written_and_not_blank(measured):
     assert (pixels == 255).all(-1).mean() > 0.5
 
 
-def test_training_steps_and_loaders_are_compared_too(model):
+def test_training_steps_and_loaders_are_compared_too(model, monkeypatch):
+    loading = "vitkit.benchmarking.contender_process.image_loading"
+    monkeypatch.setattr(f"{loading}.FEWEST_PHOTOGRAPHS", 8)
     document = benched(model, "--against", "torchvision", "--tasks", "training", "loader")
     training, loader = document["tasks"]
     for task, own in ((training, "vitkit torch"), (loader, "vitkit")):
@@ -133,42 +160,47 @@ def test_training_steps_and_loaders_are_compared_too(model):
     assert loader["rows"][1]["logits"] is None
 
 
-def test_an_untrained_model_of_the_first_paper_is_the_same_in_vit_pytorch():
+def test_a_model_of_the_first_paper_is_that_of_vit_pytorch_and_one_that_ends_is_named():
     small = {"image_size": 16, "patch_size": 8, "width": 24, "depth": 2, "num_heads": 3,
              "mlp_width": 32}  # fmt: skip
     words = [f"--spec.{name.replace('_', '-')}={value}" for name, value in small.items()]
     words += ["--spec.num-classes=5", "--against", "vit-pytorch", "--tasks", "latency"]
-    document = benched("vit_tiny_patch16_224", *words)
+    document = benched("vit_tiny_patch16_224", *words, worker=EngineThatEnds)
     (task,) = document["tasks"]
-    assert task["not_timed"] == {}
+    assert [row["contender"] for row in task["rows"]] == ["vit-pytorch", "vit-pytorch, again"]
+    assert task["not_timed"] == {"vitkit torch": "its process was ended by SIGSEGV"}
     assert "without the two norms" in task["rows"][0]["library"]
 
 
 def test_products_of_matrices_are_measured(monkeypatch):
-    monkeypatch.setattr(
-        "vitkit.benchmarking.contender_process.matrix_peak.find_spec", lambda name: None
-    )
-    for precision, libraries in (("float32", {"torch", "numpy"}), ("int8", {"torch"})):
+    peaks = "vitkit.benchmarking.contender_process.matrix_peak"
+    monkeypatch.setattr(f"{peaks}.find_spec", lambda name: None)
+    monkeypatch.setattr(f"{peaks}.SECONDS", 0.0)
+    for precision, libraries in (("float32", {"torch", "numpy"}), ("bfloat16", {"torch"})):
         found = matrix_peak(precision, 1, sides=[64, 128])
         assert set(found) == libraries
         assert all(1e8 < speed < 1e14 for speed in found.values())
 
 
-def made_row(name: str, seconds: float, *, ours: bool = False, images: int = 8) -> BenchmarkRow:
+def made_row(name: str, seconds: float, *, precision: str = "float32") -> BenchmarkRow:
     turns = tuple(seconds * factor for factor in (0.99, 1.0, 1.01) * 4)
-    return BenchmarkRow(name, ours, f"{name} 1.0", turns, images, None, 500.0, 1.0, 1.0)
+    ours = name.startswith("vitkit")
+    return BenchmarkRow(name, ours, precision, f"{name} 1.0", turns, 8, None, 500.0, 1.0, 1.0)
 
 
-def made_result(*rows: BenchmarkRow, again: BenchmarkRow | None = None) -> BenchmarkResult:
+def made_result(
+    *rows: BenchmarkRow, again: BenchmarkRow | None = None, load: float = 0.1
+) -> BenchmarkResult:
     task = TaskResult("inference", 8, rows, again, {"openvino": "ended by SIGILL"}, 35e9)
     settings = {"precision": "float32", "threads": 2, "rounds": 6}
-    machine = {"processor": "A processor with a long name, 2 cores", "load_before": 0.1}
-    return BenchmarkResult("vit_base_patch16_224", settings, machine, {"torch": 400e9}, (task,),
+    machine = {"processor": "A processor with a long name, 2 cores", "load_before": load}
+    return BenchmarkResult("vit_base_patch16_224", settings, machine,
+                           {"float32": {"torch": 400e9}, "bfloat16": {"torch": 800e9}}, (task,),
                            {"vit-pytorch": "not installed (pip install vit-pytorch)"})  # fmt: skip
 
 
 def test_the_table_has_ratios_share_of_the_peak_noise_and_what_is_missing():
-    result = made_result(made_row("timm", 2.0), made_row("vitkit onnxruntime", 1.0, ours=True),
+    result = made_result(made_row("timm", 2.0), made_row("vitkit onnxruntime", 1.0),
                          again=made_row("timm, again", 2.0))  # fmt: skip
     text = format_tables(result)
     assert max(map(len, text.splitlines())) <= 80
@@ -178,14 +210,31 @@ def test_the_table_has_ratios_share_of_the_peak_noise_and_what_is_missing():
     assert "vitkit onnxruntime beside the fastest other, timm: 2.00 x" in text
     assert "openvino: not timed: ended by SIGILL" in text
     assert "left out: vit-pytorch: not installed (pip install vit-pytorch)" in text
-    slower = made_result(made_row("timm", 2.0), again=made_row("timm, again", 3.0))
+    assert "(x: times as fast as timm)" in text
+    assert "busy" not in text
+    slower = made_result(made_row("timm", 2.0), again=made_row("timm, again", 3.0), load=0.7)
     assert "the machine was not steady" in format_tables(slower)
+    assert "the machine was busy: its load" in format_tables(slower)
+
+
+def test_the_table_has_80_columns_with_the_longest_names_and_their_own_peaks(monkeypatch):
+    monkeypatch.setattr("vitkit.benchmarking.contenders.find_spec", lambda name: True)
+    words = [f"{name}:{one}" for name in PEERS for one in PEERS[name].precisions]
+    own = ["optimized", "optimized:bfloat16", "compile", "openvino:int8", "onnxruntime:float32"]
+    lineup = choose_contenders(words, own, "bfloat16")
+    others = choose_contenders(["none"], own[1:2], "float32").contenders
+    rows = [made_row(one.name, 0.0013, precision=one.precision)
+            for one in (*others, *lineup.contenders)]  # fmt: skip
+    lines = format_tables(made_result(*rows, again=made_row("again", 0.1))).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "(x: times as fast as vitkit optimized bfloat16)" in " ".join(lines)
+    shares = {line[:28].strip(): line.split()[-3:-1] for line in lines if " 500" in line}
+    assert [shares[name] for name in ("timm float32", "timm", "openvino int8")] == [
+        ["53846", "%"], ["26923", "%"], ["1.01]", "-"]]  # fmt: skip
 
 
 def test_the_figure_has_the_fastest_on_top():
-    figure = draw_benchmark(
-        made_result(made_row("timm", 2.0), made_row("vitkit torch", 1.0, ours=True))
-    )
+    figure = draw_benchmark(made_result(made_row("timm", 2.0), made_row("vitkit torch", 1.0)))
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["timm", "vitkit torch"]
     assert [text.get_text() for text in axes.texts] == [
@@ -197,7 +246,7 @@ def test_the_figure_has_the_fastest_on_top():
     assert encode_png(figure).startswith(b"\x89PNG")
 
 
-def test_a_process_that_ends_is_an_error_in_one_line():
+def test_a_process_that_ends_or_hangs_is_an_error_in_one_line(monkeypatch):
     with Worker(1) as worker:
         assert worker.ask("memory")["peak_mb"] > 1
         with pytest.raises(ContenderError, match="KeyError: 'nothing'"):
@@ -205,6 +254,12 @@ def test_a_process_that_ends_is_an_error_in_one_line():
         worker._process.send_signal(signal.SIGKILL)
         with pytest.raises(ContenderError, match="ended by SIGKILL"):
             worker.ask("memory")
+    monkeypatch.setattr("vitkit.benchmarking.processes.LONGEST_TURN", 0.25)
+    with Worker(1) as worker:
+        worker._process.send_signal(signal.SIGSTOP)
+        for _ in range(2):  # and the reason stays the same
+            with pytest.raises(ContenderError, match=r"no answer to 'run' in .* and was ended"):
+                worker.ask("run", seconds=0.25)
 
 
 def test_contenders_that_are_not_asked_for_are_left_out_with_the_reason(monkeypatch):
@@ -212,16 +267,20 @@ def test_contenders_that_are_not_asked_for_are_left_out_with_the_reason(monkeypa
                         lambda name: None if name == "vit_pytorch" else True)  # fmt: skip
     lineup = choose_contenders([], ["torch"], "bfloat16")
     names = [contender.name for contender in lineup.contenders]
-    assert names[0] == "timm"
+    assert names[:2] == ["timm float32", "timm"]  # other precisions have a base in float32
     assert names[-1] == "vitkit torch"
     assert lineup.left_out == {"vit-pytorch": "not installed (pip install vit-pytorch)",
                                "onnxruntime": "has no bfloat16"}  # fmt: skip
     with pytest.raises(MissingExtraError, match="pip install vit-pytorch"):
         choose_contenders(["lucidrains"], ["torch"], "float32")
-    with pytest.raises(SettingError, match="onnxruntime has no bfloat16, only float32"):
+    with pytest.raises(SettingError, match="onnxruntime has only float32, not bfloat16"):
         choose_contenders(["onnxruntime"], ["torch"], "bfloat16")
-    assert [one.name for one in choose_contenders(["none"], ["torch"], "float32").contenders] == [
-        "vitkit torch"
+    twice = ["torch:float32", "openvino:int8", "torch", "openvino"]
+    alone = choose_contenders(["none"], twice, "float32").contenders
+    assert [(one.name, one.precision) for one in alone] == [
+        ("vitkit torch", "float32"),
+        ("vitkit openvino int8", "int8"),
+        ("vitkit openvino", "float32"),
     ]
 
 
@@ -230,6 +289,13 @@ def test_contenders_that_are_not_asked_for_are_left_out_with_the_reason(monkeypa
     [
         (["--against", "tim"], r"--against tim: .* \(did you mean 'timm'\?\); it is one of"),
         (["--engines", "opnvino"], r"--engines opnvino: .* \(did you mean 'openvino'\?\)"),
+        (
+            ["--against", "timm:flot32"],
+            r"--against timm:flot32: .* must be one of float32, bfloat16, int8 .*'float32'",
+        ),
+        (["--engines", "torch:"], "--engines torch:: the precision after the colon must be one"),
+        (["--engines", "torch:int8"], "--engines: vitkit torch int8 has only float32, bfloat16"),
+        (["--precision", "int8", "--against", "timm"], "--against: timm .* pass NAME:float32"),
         (["--tasks", "trainig"], r"--tasks trainig: must be one of .* 'training'"),
         (["--precision", "float16"], "--precision float16: must be one of float32"),
         (["--batch-size", "0"], "--batch-size 0: must be 1 or more"),
@@ -253,14 +319,16 @@ def test_bad_input_is_refused_before_anything_is_measured(words, message, monkey
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_engines_and_runtimes_run_in_processes_of_their_own(model, capsys):
-    words = ["--against", "timm", "onnxruntime", "openvino", "--rounds", "2", "--seconds", "0.05"]
+    words = ["--against", "timm", "onnxruntime", "openvino", "openvino:int8", "--rounds", "2",
+             "--seconds", "0.05", "--threads", "1"]  # fmt: skip
     assert cli.run(["bench", model, *words, "--json"]) == 0
     task = json.loads(capsys.readouterr().out)["tasks"][0]
     assert task["not_timed"] == {}
     assert {row["contender"] for row in task["rows"]} == {
-        "timm", "onnxruntime", "openvino", "timm, again", "vitkit torch", "vitkit optimized",
-        "vitkit compile", "vitkit openvino", "vitkit onnxruntime"}  # fmt: skip
+        "timm", "onnxruntime", "openvino", "openvino int8", "timm, again", "vitkit torch",
+        "vitkit optimized", "vitkit compile", "vitkit openvino", "vitkit onnxruntime"}  # fmt: skip
 
 
 def test_the_help_names_every_contender(capsys):

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 from vitkit.benchmarking.statistics import per_second, speed_ratio, turn_order
 
 
-def test_each_round_goes_forwards_and_backwards():
-    assert list(turn_order(["a", "b", "c"], 2)) == ["a", "b", "c", "c", "b", "a"] * 2
+def test_each_round_goes_forwards_and_backwards_and_all_pairs_are_equally_far_apart():
+    names = ["base", "a", "b", "c", "base, again"]
+    turns = list(turn_order(names, 400))
+    apart: dict[tuple[str, str], list[int]] = {}
+    before_itself = dict.fromkeys(names, 0)
+    for start in range(0, len(turns), 10):
+        order = turns[start : start + 5]
+        assert sorted(order) == sorted(names)
+        assert turns[start + 5 : start + 10] == order[::-1]
+        before_itself[order[-1]] += 1
+        for one, other in itertools.combinations(names, 2):
+            distance = abs(order.index(one) - order.index(other))
+            apart.setdefault((one, other), []).append(distance)
+    # of five in a random order two are (5 + 1) / 3 apart
+    assert [np.mean(distances) for distances in apart.values()] == pytest.approx([2] * 10, abs=0.2)
+    assert list(before_itself.values()) == pytest.approx([80] * 5, abs=30)
+    assert turns == list(turn_order(names, 400))
 
 
 def test_a_ratio_is_that_of_the_medians_and_above_one_for_what_is_faster():

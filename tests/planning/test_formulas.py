@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import vitkit
 from vitkit.errors import SettingError
@@ -15,9 +17,17 @@ from vitkit.planning.activations import Arithmetic, image_activations
 from vitkit.planning.flops import forward_flops, training_flops
 from vitkit.planning.hardware import GPUS
 from vitkit.planning.measure import kept_bytes
-from vitkit.planning.memory import Training, kept_copies, largest_batch, training_memory
+from vitkit.planning.memory import (
+    MUON_BATCHED,
+    Training,
+    kept_copies,
+    largest_batch,
+    training_memory,
+)
 from vitkit.planning.sizes import PLANNED_STEMS, check_planned, count_parameters
 from vitkit.planning.throughput import gpu_rates, step_time
+from vitkit.training.optimization.muon import LARGEST
+from vitkit.training.optimization.optimizers import make_optimizer
 
 SMALL = {"image_size": 48, "patch_size": 4, "width": 64, "depth": 2, "num_heads": 4,
          "mlp_width": 256, "num_classes": 10}  # fmt: skip
@@ -135,6 +145,35 @@ def test_optimizers_and_shards():
         assert getattr(whole, part) == pytest.approx(8 * getattr(parts, part), abs=8)
     assert parts.peak < whole.peak
     assert parts.activations == whole.activations
+
+
+@pytest.mark.parametrize("name", ["plain", "swiglu", "split swiglu, registers, LayerScale"])
+def test_operations_of_an_update_by_muon_are_those_that_torch_counts(name):
+    spec, rates = design(name).replace(depth=1), gpu_rates(GPUS["h100"], Arithmetic())
+    model = vitkit.ViT(spec)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer = make_optimizer(model, "muon", lr=1e-3, weight_decay=0.0, betas=(0.9, 0.99))
+    with FlopCounterMode(display=False) as counter:
+        optimizer.step()
+    seconds = {}
+    for opt in ("adamw", "muon"):
+        seconds[opt] = step_time(Training(spec=spec, optimizer=opt), 1, rates).products
+    more = (seconds["muon"] - seconds["adamw"]) * rates.products
+    assert more == pytest.approx(counter.get_total_flops(), rel=1e-6)
+
+
+def test_muon_orthogonalises_large_matrices_one_by_one():
+    assert MUON_BATCHED == LARGEST
+    more = {}
+    for name in ("Ti", "B"):
+        spec = preset(NAMES[name]).replace(mlp_width=256 if name == "Ti" else 3072)
+        # no activations, so that the update is the peak
+        training = Training(spec=spec, optimizer="muon", arithmetic=Arithmetic("off"))
+        memory = training_memory(training, 0)
+        more[name] = memory.peak - memory.weights - memory.gradients - memory.optimizer
+    # a direction in float32 and three copies in bfloat16
+    assert more == {"Ti": 10 * 12 * 4 * 192 * 192, "B": 10 * 768 * 3072}
 
 
 def test_the_largest_batch_is_the_largest():

@@ -60,6 +60,8 @@ def test_settings_change_what_they_name(capsys):
     assert ema[0]["memory"]["ema"] == base[0]["memory"]["weights"]
     only = json.loads(plan(capsys, "ViT-B/16", "--json", "--grad-checkpointing"))["ways"]
     assert [way["recompute"] for way in only] == [True]
+    muon = json.loads(plan(capsys, "ViT-B/16", "--json", "--opt", "muon", "--gpus", "2"))["ways"]
+    assert [way["parallel"] for way in muon] == ["ddp", "ddp"]
     full = json.loads(plan(capsys, "ViT-B/16", "--json", "--amp", "off"))["ways"]
     assert full[0]["step"]["products"] > 5 * base[0]["step"]["products"]
     deep = json.loads(plan(capsys, "ViT-B/16", "--json", "--spec.depth", "24"))["ways"]
@@ -80,14 +82,15 @@ def test_a_checkpoint_is_planned_as_the_model_in_it(tmp_path, capsys):
 def test_this_processor_is_measured(monkeypatch, capsys):
     monkeypatch.setattr("vitkit.planning.measure.LEAST_SECONDS", 0.0)
     monkeypatch.setattr("vitkit.planning.measure.LEAST_CALLS", 1)
+    monkeypatch.setattr("vitkit.cli.plan.request.available_memory", lambda: 5 * 10**9)
     words = ("vit_tiny_patch16_224", "--gpu", "this", "--batch-size", "2", "--img-size", "32",
              "--spec.depth", "1", "--measure", "--json")  # fmt: skip
     found = json.loads(plan(capsys, *words))
     assert found["gpu"] == "this processor"
-    kept = found["measured"]["no checkpointing: bytes kept for the backward pass"]
-    assert kept["formula"] == pytest.approx(kept["measured"], rel=0.1)
-    step = found["measured"]["checkpointing: seconds of a step"]
-    assert step["formula"] > 0 < step["measured"]
+    for title in ("no checkpointing", "checkpointing"):
+        kept = found["measured"][f"{title}: bytes kept for the backward pass"]
+        assert kept["formula"] == pytest.approx(kept["measured"], rel=0.1)
+    assert found["available_bytes"] == 3e9
 
 
 @pytest.mark.parametrize(
@@ -104,6 +107,7 @@ def test_this_processor_is_measured(monkeypatch, capsys):
         ("ViT-B/16 --gpus 2 --gpu this", r"--gpus 2: .*one processor"),
         ("ViT-B/16 --measure", r"--measure: .*pass --gpu this|--measure: .*add --gpu this"),
         ("ViT-B/16 --amp bfloat16 --gpu t4", r"--amp bfloat16: t4 has none"),
+        ("ViT-B/16 --gpus 8 --opt muon --parallel fsdp", r"--opt muon needs whole matrices, and"),
         ("ViT-B/16 --opt lion", r"--opt lion: must be one of"),
         ("vit_base_r50_s16_224", r"the stem 'resnet' has a network before"),
         ("ViT-B/16 --spec.stem resnet", r"stem|stages"),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from vitkit.engines.registry import ENGINES, PRECISIONS
+from vitkit.engines.registry import ENGINES, ONNX, PRECISIONS, QUANTISERS
 from vitkit.errors import MissingExtraError, SettingError
 from vitkit.messages import did_you_mean
 
@@ -21,23 +21,26 @@ class Contender:
     """One way to run the model.
 
     Attributes:
-        name: in tables, such as `vitkit openvino`.
+        name: in tables, such as `vitkit openvino`, with the precision where that differs from the
+            one of the benchmark, as in `timm float32`.
         kind: an engine of vitkit, the model class of another library, or a runtime's own converter
             and session without vitkit's engine.
         source: the engine, the format whose library reads the weights, or the runtime.
         modules: that must be importable.
-        install: arguments of `pip install` for them.
         precisions: that it has.
         compiled: by `torch.compile`.
+        precision: that it computes in.
+        is_again: the base once more, to be compared with itself.
     """
 
     name: str
     kind: Kind
     source: str
     modules: tuple[str, ...] = ()
-    install: str = ""
     precisions: tuple[str, ...] = OTHER_PRECISIONS
     compiled: bool = False
+    precision: str = "float32"
+    is_again: bool = False
 
     @property
     def is_ours(self) -> bool:
@@ -46,35 +49,35 @@ class Contender:
 
     def missing(self) -> tuple[str, ...]:
         """Return the modules that are not installed; nothing is imported."""
-        return tuple(name for name in self.modules if find_spec(name) is None)
+        modules = self.modules
+        if self.precision == "int8":
+            modules += QUANTISERS
+        return tuple(name for name in modules if find_spec(name) is None)
 
     def again(self) -> Contender:
         """Return the same contender under another name, to be compared with itself."""
-        return replace(self, name=f"{self.name}, again")
+        return replace(self, name=f"{self.name}, again", is_again=True)
 
     def to_json(self) -> dict[str, Any]:
         """Return what a worker process needs to know of it."""
-        return {"kind": self.kind, "source": self.source, "compiled": self.compiled}
+        return {
+            "kind": self.kind,
+            "source": self.source,
+            "compiled": self.compiled,
+            "precision": self.precision,
+        }
 
 
-OPENVINO_INSTALL, ONNX_INSTALL = "openvino", "onnxruntime onnx onnxscript"
 PEERS: dict[str, Contender] = {
     peer.name: peer
     for peer in (
-        Contender("timm", "library", "timm", ("timm",), "timm"),
-        Contender("transformers", "library", "huggingface", ("transformers",), "transformers"),
-        Contender("torchvision", "library", "torchvision", ("torchvision",), "torchvision"),
-        Contender("vit-pytorch", "library", "lucidrains", ("vit_pytorch",), "vit-pytorch"),
-        Contender("timm-compiled", "library", "timm", ("timm",), "timm", compiled=True),
-        Contender(
-            "onnxruntime",
-            "runtime",
-            "onnxruntime",
-            ("onnxruntime", "onnx", "onnxscript"),
-            ONNX_INSTALL,
-            ("float32",),
-        ),
-        Contender("openvino", "runtime", "openvino", ("openvino",), OPENVINO_INSTALL, PRECISIONS),
+        Contender("timm", "library", "timm", ("timm",)),
+        Contender("transformers", "library", "huggingface", ("transformers",)),
+        Contender("torchvision", "library", "torchvision", ("torchvision",)),
+        Contender("vit-pytorch", "library", "lucidrains", ("vit_pytorch",)),
+        Contender("timm-compiled", "library", "timm", ("timm",), compiled=True),
+        Contender("onnxruntime", "runtime", "onnxruntime", ONNX, ("float32",)),
+        Contender("openvino", "runtime", "openvino", ("openvino",), PRECISIONS),
     )
 }
 """Name on the command line -> contender that is not vitkit's; the first one is the base."""
@@ -109,25 +112,52 @@ class Lineup:
 def choose_contenders(against: Sequence[str], engines: Sequence[str], precision: str) -> Lineup:
     """Choose the contenders by their names.
 
+    A name may carry a precision of its own, as in `timm:float32`; one that is named twice takes
+    part once.
+
     Args:
-        against: names of `PEERS`; empty for all that are installed, `none` for none.
+        against: names of `PEERS`; `none` for none; empty for all that are installed, with the first
+            one in float32 as the base.
         engines: names of `OWN_CHOICES`; empty for all that are installed.
-        precision: one of float32, bfloat16 and int8.
+        precision: one of float32, bfloat16 and int8, for names without one.
 
     Raises:
-        SettingError: a name that does not exist, or a precision that a named one lacks.
+        SettingError: a name or a precision that does not exist, or a precision that a named
+            contender lacks.
         MissingExtraError: a named contender whose packages are not installed.
     """
     left_out: dict[str, str] = {}
     peers: list[Contender] = []
     if list(against) != [NO_PEERS]:
-        named = [_peer(name) for name in against]
-        peers = _usable(named or PEERS.values(), precision, bool(named), left_out)
-    chosen = [_engine(name) for name in engines or OWN_CHOICES]
-    ours = _usable(chosen, precision, bool(engines), left_out)
+        words = against or [f"{next(iter(PEERS))}:float32", *PEERS]
+        found = [_contender("--against", word, _peer, precision) for word in words]
+        peers = _usable(found, bool(against), left_out)
+    found = [_contender("--engines", word, _engine, precision) for word in engines or OWN_CHOICES]
+    ours = _usable(found, bool(engines), left_out)
     if not ours:
-        raise SettingError(f"no engine here computes in {precision}; pass --engines torch")
+        raise SettingError(
+            f"no installed engine computes in {precision}; pass another --precision, or --engines "
+            "torch:float32"
+        )
     return Lineup((*peers, *ours), left_out)
+
+
+def _contender(flag: str, word: str, find: Callable[[str], Contender], precision: str) -> Contender:
+    """Return the contender of a word NAME or NAME:PRECISION of a flag.
+
+    Raises:
+        SettingError: no such name or precision.
+    """
+    name, colon, own = word.partition(":")
+    found = find(name)
+    if colon and own not in PRECISIONS:
+        raise SettingError(
+            f"{flag} {word}: the precision after the colon must be one of "
+            f"{', '.join(PRECISIONS)}{did_you_mean(own, PRECISIONS)}"
+        )
+    own = own or precision
+    shown = found.name if own == precision else f"{found.name} {own}"
+    return replace(found, name=shown, precision=own)
 
 
 def _peer(name: str) -> Contender:
@@ -156,36 +186,34 @@ def _engine(name: str) -> Contender:
         "engine",
         name,
         kind.packages,
-        " ".join(kind.packages),
         kind.precisions,
         compiled=name == "compile",
     )
 
 
 def _usable(
-    contenders: Iterable[Contender], precision: str, named: bool, left_out: dict[str, str]
+    contenders: Sequence[Contender], named: bool, left_out: dict[str, str]
 ) -> list[Contender]:
-    """Return the contenders that can run here, and note the others unless they were named.
+    """Return the contenders that can run here, each once, and note the others unless named.
 
     Raises:
         SettingError: a named contender does not have the precision.
         MissingExtraError: a named contender is not installed.
     """
     usable: list[Contender] = []
-    for contender in contenders:
-        missing = contender.missing()
-        if precision not in contender.precisions:
-            able = ", ".join(contender.precisions)
+    for contender in dict.fromkeys(contenders):
+        missing = [name.replace("_", "-") for name in contender.missing()]
+        if contender.precision not in contender.precisions:
+            flag = "--engines" if contender.is_ours else "--against"
             problem: Exception = SettingError(
-                f"{contender.name} has no {precision}, only {able}; leave it out, or pass "
-                "another --precision"
+                f"{flag}: {contender.name} has only {', '.join(contender.precisions)}, not "
+                f"{contender.precision}; leave it out, or pass NAME:{contender.precisions[0]}"
             )
-            left_out[contender.name] = f"has no {precision}"
+            left_out[contender.name] = f"has no {contender.precision}"
         elif missing:
-            problem = MissingExtraError(
-                f"{contender.name} needs {', '.join(missing)}: pip install {contender.install}"
-            )
-            left_out[contender.name] = f"not installed (pip install {contender.install})"
+            install = f"pip install {' '.join(missing)}"
+            problem = MissingExtraError(f"{contender.name} is not installed: {install}")
+            left_out[contender.name] = f"not installed ({install})"
         else:
             usable.append(contender)
             continue

@@ -95,11 +95,6 @@ class MachineRecord:
             "load_before": os.getloadavg()[0],
         }
 
-    @property
-    def is_quiet(self) -> bool:
-        """True if hardly another program ran before the measurement."""
-        return float(self._facts["load_before"]) <= QUIET_LOAD
-
     def to_json(self) -> dict[str, Any]:
         """Return the facts, with the seconds that were stolen since the record was begun."""
         now = stolen_seconds()

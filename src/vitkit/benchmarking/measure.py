@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from vitkit.benchmarking.contender_process.image_loading import LOADERS, write_photographs
-from vitkit.benchmarking.contenders import Contender, Lineup
+from vitkit.benchmarking.contenders import PEERS, Contender, Lineup
 from vitkit.benchmarking.machine import MachineRecord
-from vitkit.benchmarking.model_files import BenchmarkedModel, reference_logits, write_model_files
+from vitkit.benchmarking.model_files import WrittenFormats, reference_logits, write_model_files
 from vitkit.benchmarking.processes import ContenderError, Worker
 from vitkit.benchmarking.result import BenchmarkResult, BenchmarkRow, TaskName, TaskResult
 from vitkit.benchmarking.settings import BenchmarkSettings
@@ -48,6 +48,9 @@ weights may be untrained, whose logits are small beside the rounding, and speed 
 them. Other weights give a cosine near 0."""
 LOSS_BOUNDS = {"float32": 1e-4, "bfloat16": 2e-2}
 """Largest difference of the first losses, as a part of the loss (at least 1)."""
+PEAK_PRECISIONS = ("float32", "bfloat16")
+"""Precisions of which the peak of matrix products is measured. No library has a plain product in
+int8 that is as fast as those inside of quantised models, so the share of it would be no share."""
 TRAINED_ENGINES = ("torch", "compile")
 Report = Callable[[str], object]
 Request = dict[str, Any]
@@ -102,9 +105,7 @@ class Benchmark:
         with tempfile.TemporaryDirectory() as folder:
             self._report("writing the weights for each library")
             place = Path(folder)
-            model = write_model_files(
-                self._name, self._checkpoint, place / "weights", sorted(formats)
-            )
+            model = write_model_files(self._checkpoint, place / "weights", sorted(formats))
             chosen = self._settings.tasks
             if "inference" in chosen or "latency" in chosen:
                 tasks += self._forward_passes(model)
@@ -121,18 +122,20 @@ class Benchmark:
             self._lineup.left_out,
         )
 
-    def _matrix_products(self) -> dict[str, float]:
-        self._report("measuring the peak of matrix products")
-        settings = self._settings
-        with Worker(settings.threads) as worker:
-            try:
-                found = worker.ask("peak", precision=settings.precision, threads=settings.threads)
-            except ContenderError:  # no peak is known, and the contenders are compared all the same
-                return {}
-        products: dict[str, float] = found["products"]
+    def _matrix_products(self) -> dict[str, dict[str, float]]:
+        """Return the speed of matrix products, by precision and library, where it is known."""
+        products: dict[str, dict[str, float]] = {}
+        threads = self._settings.threads
+        for precision in dict.fromkeys(one.precision for one in self._lineup.contenders):
+            if precision not in PEAK_PRECISIONS:
+                continue
+            self._report(f"measuring the peak of matrix products in {precision}")
+            with Worker(threads) as worker, suppress(ContenderError):
+                found = worker.ask("peak", precision=precision, threads=threads)
+                products[precision] = found["products"]
         return products
 
-    def _forward_passes(self, model: BenchmarkedModel) -> Iterator[TaskResult]:
+    def _forward_passes(self, model: WrittenFormats) -> Iterator[TaskResult]:
         """Measure inference, then latency, by the same processes."""
         excluded: dict[str, str] = {}
         request = partial(self._request, "inference", model)
@@ -145,11 +148,13 @@ class Benchmark:
                 if task in self._settings.tasks:
                     yield self._timed(task, built, count, excluded, self._operations)
 
-    def _training(self, model: BenchmarkedModel) -> TaskResult:
+    def _training(self, model: WrittenFormats) -> TaskResult:
         excluded: dict[str, str] = {}
         able = []
         for contender in self._lineup.contenders:
-            if contender.kind == "library" or contender.source in TRAINED_ENGINES:
+            if contender.precision not in LOSS_BOUNDS:
+                excluded[contender.name] = f"training has no {contender.precision}"
+            elif contender.kind == "library" or contender.source in TRAINED_ENGINES:
                 able.append(contender)
         request = partial(self._request, "training", model)
         with self._built(able, request, excluded) as built:
@@ -162,8 +167,8 @@ class Benchmark:
         excluded: dict[str, str] = {}
         contenders = []
         for one in self._lineup.contenders:
-            if one.kind == "library" and one.name in LOADERS:
-                contenders.append(one)
+            if one.kind == "library" and one.source in LOADERS:
+                contenders.append(PEERS[one.source])  # a loader has no precision
         contenders.append(Contender("vitkit", "engine", "vitkit"))
 
         def request(contender: Contender) -> Request:
@@ -176,7 +181,7 @@ class Benchmark:
                 "batch_size": self._settings.batch_size,
             }
 
-        with self._built(contenders, request, excluded) as built:
+        with self._built(dict.fromkeys(contenders), request, excluded) as built:
             return self._timed("loader", built, self._settings.batch_size, excluded)
 
     @contextmanager
@@ -189,13 +194,26 @@ class Benchmark:
         """Build all contenders whose logits are ours, the first one twice; note the others."""
         built: list[_Measured] = []
         with ExitStack() as stack:
+
+            def add(contender: Contender) -> None:
+                self._report(f"building {contender.name}")
+                with ExitStack() as own:  # its process goes on only if it takes part
+                    try:
+                        given = request(contender)
+                        worker = own.enter_context(Worker(given["threads"]))
+                        built.append(self._build(contender, worker, given, built))
+                    except ContenderError as error:
+                        excluded[contender.name] = str(error)
+                    else:
+                        stack.enter_context(own.pop_all())
+
             for contender in contenders:
-                self._build(contender, request, built, excluded, stack)
+                add(contender)
             if built:
-                self._build(built[0].contender.again(), request, built, excluded, stack)
+                add(built[0].contender.again())
             yield built
 
-    def _request(self, task: str, model: BenchmarkedModel, contender: Contender) -> Request:
+    def _request(self, task: str, model: WrittenFormats, contender: Contender) -> Request:
         """Return what the process of a contender must know.
 
         Raises:
@@ -213,43 +231,32 @@ class Benchmark:
             "spec": files.spec,
             "changes": files.changes,
             "norm_eps": self._checkpoint.model.spec.norm_eps,
-            "precision": self._settings.precision,
             "threads": self._settings.threads,
             "batch_size": self._settings.batch_size,
         }
 
     def _build(
-        self,
-        contender: Contender,
-        request: Callable[[Contender], Request],
-        built: list[_Measured],
-        excluded: dict[str, str],
-        stack: ExitStack,
-    ) -> None:
-        """Build a contender in a process of its own, and compare its logits with ours."""
-        self._report(f"building {contender.name}")
-        try:
-            given = request(contender)
-            worker = stack.enter_context(Worker(given["threads"]))
-            reply = worker.ask("build", **given)
-        except ContenderError as error:
-            excluded[contender.name] = str(error)
-            return
+        self, contender: Contender, worker: Worker, given: Request, built: list[_Measured]
+    ) -> _Measured:
+        """Build a contender in its process, and compare its logits with ours.
+
+        Raises:
+            ContenderError: it cannot be built, or computes another model.
+        """
+        reply = worker.ask("build", **given)
         measured = _Measured(
             contender, worker, reply["library"], reply["build_seconds"], reply.get("loss")
         )
         if "logits" in reply:
             # a training step is compared before it begins, in float32
-            precision = "float32" if given["task"] == "training" else self._settings.precision
+            precision = "float32" if given["task"] == "training" else contender.precision
             measured.agreement = compare_logits(torch.tensor(reply["logits"]), self._reference)
             refusal = _refusal(measured.agreement, precision)
             if not refusal and built:
-                refusal = _other_loss(measured.loss, built[0].loss, self._settings.precision)
+                refusal = _other_loss(measured, built[0])
             if refusal:
-                excluded[contender.name] = _not_equal(refusal, given["changes"])
-                worker.close()
-                return
-        built.append(measured)
+                raise ContenderError(_not_equal(refusal, given["changes"]))
+        return measured
 
     def _timed(
         self,
@@ -275,14 +282,14 @@ class Benchmark:
                     reply = active[name].worker.ask("run", seconds=self._settings.seconds)
                     active[name].seconds.append(reply["seconds"])
         rows: list[BenchmarkRow] = []
+        again = None
         for one in list(active.values()):
             with _noting(one, active, ended):
-                rows.append(_row(one, count, one.worker.ask("memory")["peak_mb"]))
-        # the base is the last one, too; a base that ended leaves no comparison with itself
-        again = None
-        if rows and rows[-1].contender == f"{rows[0].contender}, again":
-            again = rows.pop()
-        rows = [row for row in rows if not row.contender.endswith(", again")]
+                row = _row(one, count, one.worker.ask("memory")["peak_mb"])
+                if not one.contender.is_again:
+                    rows.append(row)
+                elif built[0].contender.name in active:
+                    again = row
         return TaskResult(task, count, tuple(rows), again, ended, operations)
 
 
@@ -301,6 +308,7 @@ def _row(one: _Measured, count: int, peak_mb: float) -> BenchmarkRow:
     return BenchmarkRow(
         contender=one.contender.name,
         is_ours=one.contender.is_ours,
+        precision=one.contender.precision,
         library=one.library,
         seconds=tuple(one.seconds),
         images=count,
@@ -320,11 +328,12 @@ def _refusal(found: Agreement, precision: str) -> str:
     return f"its logits have a cosine of {found.cosine:.3f} with ours; {INT8_COSINE} is expected"
 
 
-def _other_loss(loss: float | None, expected: float | None, precision: str) -> str:
+def _other_loss(measured: _Measured, base: _Measured) -> str:
     """Return why the first step of a contender is not that of another one; empty if it is."""
+    loss, expected = measured.loss, base.loss
     if loss is None or expected is None:
         return ""
-    bound = LOSS_BOUNDS[precision]
+    bound = max(LOSS_BOUNDS[one.contender.precision] for one in (measured, base))
     if abs(loss - expected) <= bound * max(1.0, abs(expected)):
         return ""
     return f"the loss of its first step is {loss:.6g}; {expected:.6g} is expected"

@@ -37,25 +37,16 @@ class ModelFiles(NamedTuple):
     changes: str = ""
 
 
-class BenchmarkedModel(NamedTuple):
-    """A model that is benchmarked.
+class WrittenFormats(NamedTuple):
+    """A model in the formats of the contenders.
 
     Attributes:
-        name: as it was given.
-        checkpoint: the model in eval mode, float32.
         files: format -> its files; `vitkit` is always there.
         refused: format -> why it cannot hold the model, in one line.
     """
 
-    name: str
-    checkpoint: Checkpoint
     files: dict[str, ModelFiles]
     refused: dict[str, str]
-
-    @property
-    def model(self) -> ViT:
-        """The model."""
-        return self.checkpoint.model
 
 
 def open_model(name: str, fields: dict[str, Any]) -> Checkpoint:
@@ -89,12 +80,11 @@ def open_model(name: str, fields: dict[str, Any]) -> Checkpoint:
 
 
 def write_model_files(
-    name: str, checkpoint: Checkpoint, folder: Path, formats: Iterable[str]
-) -> BenchmarkedModel:
+    checkpoint: Checkpoint, folder: Path, formats: Iterable[str]
+) -> WrittenFormats:
     """Write a model in formats, also where one of them cannot store it exactly: logits decide.
 
     Args:
-        name: of the model.
         checkpoint: the model.
         folder: empty.
         formats: names of `formats()`, besides vitkit's own.
@@ -115,7 +105,7 @@ def write_model_files(
             continue
         inexact = [step.text for step in written.steps if step.kind != "folded"]
         files[form] = ModelFiles(str(place), written.spec.to_json(), "; ".join(inexact))
-    return BenchmarkedModel(name, checkpoint, files, refused)
+    return WrittenFormats(files, refused)
 
 
 @torch.inference_mode()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from vitkit.engines.choosing.agreement import Agreement
 
 TaskName = Literal["inference", "latency", "training", "loader"]
-VERSION = 1
+VERSION = 2
 """Of the layout of the JSON."""
 
 
@@ -23,6 +23,7 @@ class BenchmarkRow:
     Attributes:
         contender: its name.
         is_ours: whether it is vitkit's.
+        precision: that it computes in.
         library: that computes, with its version.
         seconds: of a call, a number for each turn.
         images: of a call.
@@ -34,6 +35,7 @@ class BenchmarkRow:
 
     contender: str
     is_ours: bool
+    precision: str
     library: str
     seconds: tuple[float, ...]
     images: int
@@ -93,13 +95,19 @@ class TaskResult:
         own = [row for row in self.rows if row.is_ours]
         return max(own, key=lambda row: row.images_per_second.value, default=None)
 
-    def share_of_peak(self, row: BenchmarkRow, peak: float | None) -> float | None:
-        """Return a row's operations per second as a part of the matrix peak, if both are known."""
+    def share_of_peak(self, row: BenchmarkRow, peaks: Mapping[str, float]) -> float | None:
+        """Return a row's operations per second as a part of the matrix peak, if both are known.
+
+        Args:
+            row: of this task.
+            peaks: precision -> largest speed of matrix products, in operations per second.
+        """
+        peak = peaks.get(row.precision)
         if not peak or not self.operations:
             return None
         return row.images_per_second.value * self.operations / peak
 
-    def to_json(self, peak: float | None) -> dict[str, Any]:
+    def to_json(self, peaks: Mapping[str, float]) -> dict[str, Any]:
         """Return plain values; `faster` is relative to the first row."""
         rows = []
         for row in (*self.rows, *filter(None, [self.again])):
@@ -107,12 +115,13 @@ class TaskResult:
                 {
                     "contender": row.contender,
                     "is_ours": row.is_ours,
+                    "precision": row.precision,
                     "library": row.library,
                     "images_per_second": list(row.images_per_second),
                     "faster": list(self.faster(row)),
                     "seconds": list(row.seconds),
                     "logits": None if row.agreement is None else asdict(row.agreement),
-                    "share_of_peak": self.share_of_peak(row, peak),
+                    "share_of_peak": self.share_of_peak(row, peaks),
                     "peak_mb": row.peak_mb,
                     "build_seconds": row.build_seconds,
                     "warm_up_seconds": row.warm_up_seconds,
@@ -137,7 +146,8 @@ class BenchmarkResult:
         model: as it was named.
         settings: precision, threads, rounds and the like.
         machine: facts of the machine.
-        products: library -> speed of matrix products in this precision, in operations per second.
+        products: precision -> library -> speed of matrix products, in operations per second; int8
+            is not among them.
         tasks: what was measured.
         left_out: contender -> why it took part in no task.
     """
@@ -145,26 +155,26 @@ class BenchmarkResult:
     model: str
     settings: Mapping[str, Any]
     machine: Mapping[str, Any]
-    products: Mapping[str, float]
+    products: Mapping[str, Mapping[str, float]]
     tasks: tuple[TaskResult, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def matrix_peak(self) -> float | None:
-        """The largest speed of matrix products by any library, in operations per second."""
-        return max(self.products.values(), default=None)
+    def matrix_peaks(self) -> dict[str, float]:
+        """Precision -> largest speed of matrix products, in operations per second."""
+        return {name: max(speeds.values()) for name, speeds in self.products.items()}
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        peak = self.matrix_peak
-        tasks = [task.to_json(peak) for task in self.tasks]
+        peaks = self.matrix_peaks
+        tasks = [task.to_json(peaks) for task in self.tasks]
         return {
             "benchmark": VERSION,
             "model": self.model,
             "settings": dict(self.settings),
             "machine": dict(self.machine),
-            "matrix_products": dict(self.products),
-            "matrix_peak": peak,
+            "matrix_products": {name: dict(speeds) for name, speeds in self.products.items()},
+            "matrix_peaks": peaks,
             "tasks": tasks,
             "left_out": dict(self.left_out),
         }

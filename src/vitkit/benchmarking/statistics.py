@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -32,15 +33,19 @@ class Interval(NamedTuple):
 
 
 def turn_order(names: Iterable[str], rounds: int) -> Iterator[str]:
-    """Yield whose turn it is: in each round all names in order, then all in reverse order.
+    """Yield whose turn it is: in each round all names in a drawn order, then all in reverse.
 
-    What drifts over a round, as the temperature of a processor does, then reaches all alike.
+    What drifts over a round, as the temperature of a processor does, then reaches all alike. As the
+    order is drawn anew for each round, no two names are closer to each other than others, or come
+    after the same one each time. The orders are the same in every call.
 
-    >>> "".join(turn_order("ABC", 2))
-    'ABCCBAABCCBA'
+    >>> "".join(turn_order("ABC", 3))
+    'ACBBCABCAACBBCAACB'
     """
     order = list(names)
+    draw = random.Random(0)
     for _ in range(rounds):
+        draw.shuffle(order)
         yield from order
         yield from reversed(order)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from vitkit.benchmarking.machine import QUIET_LOAD
 from vitkit.benchmarking.result import BenchmarkResult, BenchmarkRow, TaskResult
 from vitkit.benchmarking.statistics import Interval
 from vitkit.messages import plural
 
 WIDTH = 80
-NAME = 20
-"""Characters of the first column."""
+NAME = 26
+"""Characters of the first column: the longest name, with a precision."""
+COLUMNS = f"  {{:<{NAME}}}{{:>9}}{{:>8}}{{:>16}}{{:>9}}{{:>8}}"
+"""Of the table of a task: name, speed, ratio, its interval, share of the peak, memory."""
 TITLES = {
     "inference": "inference, {batch}",
     "latency": "one image at a time",
@@ -26,7 +29,7 @@ def format_tables(result: BenchmarkResult) -> str:
     """Return all tables of a result, with what stands above and below them."""
     lines = [*_head(result), ""]
     for task in result.tasks:
-        lines += [*_task(task, result.matrix_peak), ""]
+        lines += [*_task(task, result.matrix_peaks), ""]
     for name, reason in result.left_out.items():
         lines += _folded(f"left out: {name}: {reason}")
     return "\n".join(lines).rstrip() + "\n"
@@ -37,39 +40,47 @@ def _head(result: BenchmarkResult) -> Iterator[str]:
     threads = plural(settings["threads"], "thread")
     rounds = plural(settings["rounds"], "round")
     yield from _folded(f"{result.model}, {settings['precision']}, {threads}, {rounds}")
-    yield from _folded(f"on {machine['processor']}, load {machine['load_before']:.1f} before")
-    if result.matrix_peak:
-        peak = result.matrix_peak / OPERATIONS
-        library = max(result.products, key=lambda name: result.products[name])
-        yield from _folded(f"largest matrix product measured: {peak:,.0f} GFLOP/s, by {library}")
+    load = machine["load_before"]
+    yield from _folded(f"on {machine['processor']}, load {load:.1f} before")
+    if load > QUIET_LOAD:
+        yield from _folded(
+            f"the machine was busy: its load before is above {QUIET_LOAD}, that of an idle one"
+        )
+    for precision, peak in result.matrix_peaks.items():
+        speeds = result.products[precision]
+        library = max(speeds, key=speeds.__getitem__)
+        yield from _folded(
+            f"largest matrix product measured in {precision}: {peak / OPERATIONS:,.0f} GFLOP/s, by "
+            f"{library}"
+        )
 
 
-def _task(task: TaskResult, peak: float | None) -> Iterator[str]:
+def _task(task: TaskResult, peaks: Mapping[str, float]) -> Iterator[str]:
     """Yield the lines of one task; brackets hold 95 % intervals."""
-    yield TITLES[task.task].format(batch=f"batch {task.batch_size}")
+    title = TITLES[task.task].format(batch=f"batch {task.batch_size}")
     if not task.rows:
+        yield title
         yield "  nothing was measured"
     else:
-        base = task.rows[0].contender
+        yield from _folded(f"{title} (x: times as fast as {task.rows[0].contender})")
         speed = "ms" if task.task == "latency" else "images/s"
-        yield f"  {'':<{NAME}}{speed:>9}{'x ' + base:>16}{'[95 %]':>15}{'of peak':>9}{'MB':>8}"
+        yield COLUMNS.format("", speed, "x", "[95 %]", "of peak", "MB")
         for row in task.rows:
-            yield _row(task, row, peak)
+            yield _row(task, row, peaks)
         yield from _conclusions(task)
     for name, reason in task.excluded.items():
         yield from _folded(f"  {name}: not timed: {reason}")
 
 
-def _row(task: TaskResult, row: BenchmarkRow, peak: float | None) -> str:
+def _row(task: TaskResult, row: BenchmarkRow, peaks: Mapping[str, float]) -> str:
     images = row.images_per_second.value
     speed = f"{1e3 / images:.2f}" if task.task == "latency" else short_number(images)
     faster = task.faster(row)
     interval = f"[{faster.low:.2f}, {faster.high:.2f}]"
-    share = task.share_of_peak(row, peak)
-    part = "" if share is None else f"{100 * share:.0f} %"
-    return (
-        f"  {row.contender:<{NAME}}{speed:>9}{faster.value:>16.2f}{interval:>15}{part:>9}"
-        f"{row.peak_mb:>8.0f}"
+    share = task.share_of_peak(row, peaks)
+    part = "-" if share is None else f"{100 * share:.0f} %"
+    return COLUMNS.format(
+        row.contender, speed, f"{faster.value:.2f}", interval, part, f"{row.peak_mb:.0f}"
     )
 
 

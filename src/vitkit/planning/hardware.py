@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from vitkit.errors import SettingError
@@ -96,8 +95,3 @@ def find_gpu(name: str) -> Hardware:
         near = did_you_mean(name, known)
         raise SettingError(f"--gpu {name}: must be one of {', '.join(known)}{near}")
     return GPUS[name]
-
-
-def memory_of_machine() -> float:
-    """Return the bytes of this machine's memory."""
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

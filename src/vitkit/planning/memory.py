@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal
 
 from vitkit.planning.activations import FULL, HALF, Arithmetic, image_activations
-from vitkit.planning.sizes import Parameters, count_parameters
+from vitkit.planning.sizes import Parameters, count_parameters, muon_matrices
 from vitkit.spec import ViTSpec
 
 OptimizerName = Literal["adamw", "adam", "sgd", "muon"]
 Parallel = Literal["ddp", "fsdp"]
 MOMENTS: dict[OptimizerName, int] = {"adamw": 2, "adam": 2, "sgd": 1, "muon": 2}
 """Optimizer -> numbers that it keeps for each parameter; Muon keeps one for those of a matrix."""
+MUON_BATCHED = 256
+"""Longest side of a matrix that Muon orthogonalises together with others of its shape."""
 GATHERED = 2
 """Blocks whose weights FSDP holds unsharded at once: the present one and the next."""
 
@@ -95,7 +98,7 @@ def training_memory(training: Training, images: int, *, accumulated: bool = Fals
     start = fixed + buckets + copies + kept + temporary
     one_block = images * (each.outside + each.block.total + each.backward)
     end = fixed + weights + copies // max(1, training.spec.depth) + one_block
-    update = fixed + weights + _update(training, parameters)
+    update = fixed + weights + _update(training)
     return Memory(
         weights=weights,
         gradients=weights,
@@ -164,9 +167,15 @@ def _copies(training: Training, parameters: Parameters) -> int:
     return copies
 
 
-def _update(training: Training, parameters: Parameters) -> int:
-    """Return the temporary bytes of the update: Muon orthogonalises all equal matrices at once."""
+def _update(training: Training) -> int:
+    """Return the temporary bytes of the update: Muon orthogonalises small equal matrices at once.
+
+    Of each number a direction in float32, and three matrices in bfloat16 of Newton-Schulz.
+    """
     if training.optimizer != "muon":
         return 0
-    # the direction in float32, and three matrices in bfloat16 of Newton-Schulz
-    return (FULL + 3 * HALF) * parameters.all_block_matrices // training.shards
+    most = 0
+    for shape, count in Counter(muon_matrices(training.spec)).items():
+        together = count * training.spec.depth if max(shape) <= MUON_BATCHED else 1
+        most = max(most, together * shape[0] * shape[1])
+    return (FULL + 3 * HALF) * most

@@ -88,6 +88,17 @@ def mlp_matrices(spec: ViTSpec) -> int:
     return 2 if spec.mlp == "plain" else 3
 
 
+def muon_matrices(spec: ViTSpec) -> list[tuple[int, int]]:
+    """Return the rows and columns of the matrices of a block as Muon orthogonalises them.
+
+    Query, key and value are three matrices; gate and value of a packed SwiGLU are one.
+    """
+    width, inner, hidden = spec.width, spec.attention_width, spec.mlp_width
+    first = {"plain": [hidden], "swiglu_packed": [2 * hidden], "swiglu_split": [hidden, hidden]}
+    made = [(inner, width)] * 3 + [(width, inner), (width, hidden)]
+    return made + [(rows, width) for rows in first[spec.mlp]]
+
+
 def patch_values(spec: ViTSpec) -> int:
     """Return C P P, the numbers of a patch."""
     return spec.in_channels * spec.patch_size[0] * spec.patch_size[1]

@@ -8,7 +8,7 @@ from vitkit.planning.activations import FULL, HALF, Arithmetic
 from vitkit.planning.flops import forward_flops
 from vitkit.planning.hardware import Hardware
 from vitkit.planning.memory import Training
-from vitkit.planning.sizes import count_parameters, trained_tokens
+from vitkit.planning.sizes import count_parameters, muon_matrices, trained_tokens
 from vitkit.spec import ViTSpec
 
 # measured on an H100, as shares of its data sheet (benchmarks/results/gpu-nvidia-h100-*.json)
@@ -201,13 +201,11 @@ def _update_flops(training: Training) -> float:
     """Return the operations of Muon's orthogonalisation of the matrices of all blocks."""
     if training.optimizer != "muon":
         return 0.0
-    spec, flops = training.spec, 0.0
-    shapes = [(spec.width, spec.attention_width)] * 4
-    shapes += [(spec.width, spec.mlp_width)] * 2
-    for one, other in shapes:
-        short, long = min(one, other), max(one, other)
+    flops = 0.0
+    for shape in muon_matrices(training.spec):
+        short, long = sorted(shape)
         flops += MUON_STEPS * (4 * short**2 * long + 2 * short**3)
-    return spec.depth * flops
+    return training.spec.depth * flops
 
 
 def _exchange(training: Training, computed: float, link: float) -> tuple[float, float]:

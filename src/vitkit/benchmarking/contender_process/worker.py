@@ -134,7 +134,7 @@ class ContenderProcess:
         self._fit(request["batch_size"])
         for number in range(WARM_CALLS):
             seconds = self._timed(number)
-            if seconds > LONGEST_CALL:
+            if number and seconds > LONGEST_CALL:  # the first one may compile
                 raise VitkitError(
                     f"a call takes {seconds:.0f} s, and {LONGEST_CALL:.0f} are allowed"
                 )

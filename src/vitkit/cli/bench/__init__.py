@@ -22,6 +22,7 @@ PLOT = png_result("a plot of a benchmark", WRITER)
 EXAMPLES = (
     "vitkit bench vit_small_patch16_224  # all engines and all libraries that are installed",
     "vitkit bench runs/photos-vit-1 --against timm openvino --plot speed.png",
+    "vitkit bench ViT-B/16 --against timm:float32 --engines openvino:int8 openvino",
     "vitkit bench vit_tiny_patch16_224 --tasks training loader --against timm",
 )
 
@@ -45,18 +46,19 @@ def bench_command(
 ) -> None:
     """Compare the speed of a model with other libraries: same weights, same logits, same threads.
 
-    Each contender has a process of its own. One whose logits differ from ours is named and not
-    timed. The others take turns, in order and in reverse order. A ratio is that of medians, with a
-    95 % bootstrap interval; the first contender, compared with itself, shows the noise.
+    Each contender has a process of its own. One with other logits than ours is named and not timed,
+    as is one that crashes or hangs. The others take turns, in an order drawn for each round, and in
+    reverse. A ratio is that of medians, with a 95 % bootstrap interval; the first contender,
+    compared with itself, shows the noise.
 
     Args:
         model: a model's name (untrained weights), or a checkpoint of any known format.
         against: timm, transformers, torchvision, vit-pytorch, timm-compiled, onnxruntime and
-            openvino (the bare runtimes, on timm's model), or none; default all that are installed.
-            The first one is the base of the ratios.
+            openvino (the bare runtimes, on timm's model), each also as NAME:PRECISION, or none;
+            default timm:float32 and all that are installed. The first is the base of the ratios.
         engines: torch, optimized, compile, openvino, onnxruntime; default all that are installed.
         tasks: inference, latency (one image at a time), training and loader; default the first two.
-        precision: float32, bfloat16 or int8.
+        precision: float32, bfloat16 or int8; a name may have its own, as in openvino:int8.
         batch_size: images of a batch.
         threads: of the processor; default the cores that may be used.
         rounds: number of rounds; a contender has two turns in each.
@@ -82,8 +84,8 @@ def bench_command(
     lineup = choose_contenders(against, engines, precision)
     fields = model_fields(spec, img_size)
     if plot is not None:
-        inputs = files_of_checkpoint(model)
-        check_outputs([plot], PLOT, inputs=inputs, overwrite=overwrite, flag="--plot")
+        files = files_of_checkpoint(model)
+        check_outputs([plot], PLOT, inputs=files, overwrite=overwrite, flag="--plot")
     print_benchmark(measure_model(model, fields, lineup, settings), plot, as_json=json)
 
 

@@ -111,6 +111,8 @@ def _print_plan(request: Request) -> None:
     ways: tuple[Parallel, ...] = ("ddp", "fsdp")
     if request.parallel != "both":
         ways = (cast("Parallel", request.parallel),)
+    elif request.opt == "muon":
+        ways = ("ddp",)  # Muon needs whole matrices
     again = (True,) if request.grad_checkpointing else (False, True)
     found = estimates(
         training, schedule, device, rates, ways=ways, recompute=again, compiled=request.compile

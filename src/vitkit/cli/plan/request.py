@@ -13,9 +13,10 @@ from vitkit.models.presets import preset, table
 from vitkit.other_names import usual_name
 from vitkit.planning.activations import Arithmetic, image_activations
 from vitkit.planning.estimate import Way
-from vitkit.planning.hardware import THIS, Hardware, find_gpu, memory_of_machine
+from vitkit.planning.hardware import THIS, Hardware, find_gpu
 from vitkit.planning.memory import Training, kept_copies
 from vitkit.planning.throughput import Rates, gpu_rates, step_time
+from vitkit.process import available_memory
 from vitkit.spec import ViTSpec
 
 IMAGES_OF_GPU, IMAGES_OF_PROCESSOR = 256, 8
@@ -71,6 +72,11 @@ def check_request(request: Request) -> None:
     for name, value in counts.items():
         if value < 1:
             raise SettingError(f"--{name} {value}: must be 1 or more")
+    if request.opt == "muon" and request.parallel == "fsdp" and request.gpus > 1:
+        raise SettingError(
+            "--opt muon needs whole matrices, and --parallel fsdp splits them; pass "
+            "--parallel ddp or --opt adamw"
+        )
     if request.on_gpu:
         if request.measure:
             raise SettingError(f"--measure: makes steps here, not on {request.gpu}; add --gpu this")
@@ -126,7 +132,7 @@ def device_of(gpu: str, training: Training, images: int) -> tuple[Hardware, Rate
         half_tflops=rates.products / 1e12,
         full_tflops=rates.products / 1e12,
         bandwidth=rates.traffic,
-        memory=memory_of_machine(),
+        memory=float(available_memory()),
         link=1.0,
         network=1.0,
     )
