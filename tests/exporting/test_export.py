@@ -65,6 +65,11 @@ def test_an_export_is_the_checkpoint_again(checkpoint, photos, tmp_path, to, wit
         assert other.probability == pytest.approx(one.probability, abs=5e-3)
     assert vitkit.Predictor(out, trust_code=True).temperature == TEMPERATURE
 
+    scores = vitkit.evaluate(out, photos, trust_code=True)
+    wanted = vitkit.evaluate(checkpoint, photos)
+    assert (scores["images"], scores["top1"]) == (40, 1.0)
+    assert scores["calibrated_loss"] == pytest.approx(wanted["calibrated_loss"], abs=5e-3)
+
     Image.fromarray(images[0]).save(tmp_path / "a.png")
     (tmp_path / "alone.py").write_text(report.script, encoding="utf-8")
     assert len(report.script.splitlines()) <= 36

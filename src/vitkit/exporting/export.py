@@ -18,6 +18,7 @@ import torch
 
 from vitkit.devices import on_device
 from vitkit.errors import CheckpointError, OutputError, SettingError
+from vitkit.evaluation.open_data import split_metadata
 from vitkit.exporting.files.description import ArtefactDescription
 from vitkit.exporting.gate.checks import (
     GateBounds,
@@ -190,7 +191,7 @@ class _Job:
 
     def _describe(self, choice: ExportChoice) -> ArtefactDescription:
         checkpoint = self.checkpoint
-        source: dict[str, Any] = {}
+        source: dict[str, Any] = {"metadata": split_metadata(checkpoint)}
         if checkpoint.path is not None:
             source["name"] = checkpoint.path.name
             if checkpoint.path.is_file():
