@@ -123,6 +123,49 @@ def test_weights_outside_of_the_folder_are_not_opened(tmp_path, location):
     refused(path, "outside of the file's folder")
 
 
+def external(location: str) -> onnx.TensorProto:
+    tensor = onnx.TensorProto(name="hidden", data_location=onnx.TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value=location)
+    return tensor
+
+
+def in_sparse_tensor(model: onnx.ModelProto, tensor: onnx.TensorProto) -> None:
+    attribute = model.graph.node[0].attribute.add(name="a", type=onnx.AttributeProto.SPARSE_TENSOR)
+    attribute.sparse_tensor.values.CopyFrom(tensor)
+
+
+def in_sparse_tensors(model: onnx.ModelProto, tensor: onnx.TensorProto) -> None:
+    attribute = model.graph.node[0].attribute.add(name="a", type=onnx.AttributeProto.SPARSE_TENSORS)
+    attribute.sparse_tensors.add().indices.CopyFrom(tensor)
+
+
+def in_default_of_a_function(model: onnx.ModelProto, tensor: onnx.TensorProto) -> None:
+    function = model.functions.add(name="f", domain="own")
+    function.attribute_proto.add(name="a", type=onnx.AttributeProto.TENSOR).t.CopyFrom(tensor)
+
+
+def in_a_graph_of_a_function(model: onnx.ModelProto, tensor: onnx.TensorProto) -> None:
+    node = model.functions.add(name="f", domain="own").node.add(op_type="If")
+    attribute = node.attribute.add(name="then_branch", type=onnx.AttributeProto.GRAPH)
+    attribute.g.initializer.append(tensor)
+
+
+@pytest.mark.parametrize(
+    "hide",
+    [in_sparse_tensor, in_sparse_tensors, in_default_of_a_function, in_a_graph_of_a_function],
+)
+def test_weights_outside_are_found_wherever_they_are_named(tmp_path, capsys, hide):
+    path = save_onnx(tmp_path / "a.onnx")
+    model = onnx.load(path)
+    hide(model, external("../secret"))
+    path.write_bytes(model.SerializeToString())
+    describe_onnx(path, text())
+    assert cli.run(["predict", str(path), __file__]) == 2
+    error = capsys.readouterr().err
+    assert "'hidden' is in '../secret', outside of the file's folder" in error
+    assert error.count("\n") == 1
+
+
 def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "secret").write_bytes(bytes(48))
@@ -165,7 +208,13 @@ def test_openvino_models_that_are_damaged(tmp_path):
     refused(path, "its weights a.bin are missing")
     path.with_suffix(".bin").write_bytes(bytes(63))
     refused(path, "truncated: 63 of 64 bytes")
-    path.with_suffix(".bin").write_bytes(bytes(64))
+    path.with_suffix(".bin").unlink()
+    (tmp_path.parent / "secret.bin").write_bytes(bytes(64))
+    path.with_suffix(".bin").symlink_to("../secret.bin")
+    refused(path, "is a link to .*secret.bin, outside of the file's folder")
+    (tmp_path / "weights").write_bytes(bytes(64))
+    path.with_suffix(".bin").unlink()
+    path.with_suffix(".bin").symlink_to("weights")
     refused(path, "OpenVINO cannot open it")
     path.write_text('<!DOCTYPE net [<!ENTITY a "b">]>' + whole)
     refused(path, "has a DOCTYPE")

@@ -76,7 +76,8 @@ def evaluate(
     choice = EvaluationChoice(split, data_root, cache, batch_size, workers, metrics, relabel)
     if not isinstance(checkpoint, str | PathLike) or not is_artefact(checkpoint):
         return evaluate_checkpoint(checkpoint, data, choice, device, options)
-    if not options.is_default_torch or device not in ("auto", "cpu"):
+    chosen = (options.engine, options.precision, options.merge, options.calibrate)
+    if chosen != ("torch", "float32", 0, None) or device not in ("auto", "cpu"):
         raise engine_refused(checkpoint)
     artefact = open_artefact(checkpoint, trust_code=trust_code)
     predict = _ArtefactPredictions(artefact, choice)

@@ -78,12 +78,6 @@ class EngineOptions:
         options.check()
         return options
 
-    @property
-    def is_default_torch(self) -> bool:
-        """True for the model's own forward pass in float32."""
-        plain = ("torch", "float32", 0, None)
-        return (self.engine, self.precision, self.merge, self.calibrate) == plain
-
     def check(self) -> None:
         """Raise `SettingError` for values that do not exist, before anything is read."""
         check_engine(self.engine, self.precision)

@@ -54,7 +54,8 @@ def read_openvino_description(path: Path) -> str | None:
     """Return the description in a model; nothing of it is run.
 
     Raises:
-        CheckpointError: truncated or not an OpenVINO model, or weights missing or cut off.
+        CheckpointError: truncated or not an OpenVINO model, or weights missing, cut off, or a link
+            out of the folder.
     """
     root = _parse(path)
     if root.tag != "net" or root.find("layers") is None:
@@ -62,6 +63,11 @@ def read_openvino_description(path: Path) -> str | None:
     weights = weights_beside(path)
     if not weights.is_file():
         raise CheckpointError(f"{path}: its weights {weights.name} are missing; copy both files")
+    if not weights.resolve().is_relative_to(path.parent.resolve()):
+        raise CheckpointError(
+            f"{weights}: is a link to {weights.resolve()}, outside of the file's folder; such a "
+            "file is not opened; copy both files"
+        )
     needed = 0
     for data in root.iterfind("layers/layer/data"):
         # weights are at an offset of the .bin file
