@@ -95,6 +95,8 @@ def test_int8_runs_in_int8(checkpoint, photos, tmp_path, with_preprocessing):
     assert sum(report.figures["int8_layers"].values()) == 4
     assert report.figures["latency"]["baseline"] == "float32"
     assert report.description.int8
+    assert report.figures["calibration"]["images"] == 120
+    assert "calibrated on 120 images of train" in str(report)
 
 
 @pytest.mark.soak
@@ -171,6 +173,13 @@ def test_commands_refuse_wrong_choices_in_one_line(
     checkpoint, photos, tmp_path, capsys, monkeypatch
 ):
     other = save_images(tmp_path / "few", checkpoint, {"train": 12, "val": 12})
+    twins = tmp_path / "twins"
+    for number, image in enumerate(sorted(photos.glob("train/*/*.png"))[:110]):
+        for split in ("train", "val") if number < 20 else ("train",):
+            place = twins / split / image.parent.name
+            place.mkdir(parents=True, exist_ok=True)
+            # the same pixels in another file
+            Image.open(image).save(place / image.name, compress_level=len(split))
     for label in ("ant", "dog"):
         (tmp_path / "else" / "train" / label).mkdir(parents=True)
         Image.fromarray(blobs(3)).save(tmp_path / "else" / "train" / label / "1.png")
@@ -187,6 +196,8 @@ def test_commands_refuse_wrong_choices_in_one_line(
         (["a.onnx", "--to", "onnx", "--int8"], "--int8 needs --to openvino"),
         (["a.xml", "--to", "openvino", "--int8"], "--int8 needs --calibrate DATA"),
         (["a.xml", *int8, str(other)], "12 images in train are too few"),
+        (["a.xml", *int8, str(twins), "--data", str(twins)],
+         "90 images in train, without 20 that the model is checked on, are too few"),
         (["a.xml", *int8, "else"], "classes that the checkpoint lacks: dog"),
         (["a.xml", *int8, str(photos), "--data", str(photos), "--split", "train"],
          "is the one that the model is checked on"),

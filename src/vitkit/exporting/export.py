@@ -30,7 +30,12 @@ from vitkit.exporting.gate.checks import (
     refuse_worse,
 )
 from vitkit.exporting.gate.fresh_process import FreshProcess
-from vitkit.exporting.gate.gate_images import GateImages, open_calibration, open_gate_images
+from vitkit.exporting.gate.gate_images import (
+    CalibrationImages,
+    GateImages,
+    open_calibration,
+    open_gate_images,
+)
 from vitkit.exporting.gate.latency import measure_latency, refuse_slower
 from vitkit.exporting.report import ExportReport
 from vitkit.exporting.write_artefact import (
@@ -141,7 +146,7 @@ def _export(
     model = on_device(checkpoint.model, torch.device("cpu"))
     checkpoint = replace(checkpoint, model=model)
     images = open_gate_images(checkpoint, sources.data, sources.split, sources.data_root)
-    calibration: list[np.ndarray] = []
+    calibration = None
     if sources.calibrate is not None:
         calibration = open_calibration(checkpoint, sources.calibrate, images, sources.data_root)
     job = _Job(checkpoint, choice, images, calibration, bounds)
@@ -159,7 +164,7 @@ class _Job:
         checkpoint: Checkpoint,
         choice: ExportChoice,
         images: GateImages,
-        calibration: list[np.ndarray],
+        calibration: CalibrationImages | None,
         bounds: GateBounds,
     ) -> None:
         self.checkpoint = checkpoint
@@ -175,7 +180,8 @@ class _Job:
             CheckpointError: it is refused.
         """
         description = self._describe(self.choice)
-        write_artefact(self.checkpoint, self.choice, path, description, self.calibration)
+        calibration = () if self.calibration is None else self.calibration.images
+        write_artefact(self.checkpoint, self.choice, path, description, calibration)
         figures, outputs = self._check(path, description)
         described = replace(description, figures=figures)
         describe_artefact(path, described)
@@ -238,6 +244,7 @@ class _Job:
         figures |= {
             "latency": latency,
             "int8_layers": process.layers if description.int8 else {},
+            "calibration": self.calibration.to_json() if self.calibration else {},
             "network": process.network,
             "bounds": self.bounds.to_json(),
         }
