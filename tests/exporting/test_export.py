@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -70,17 +71,26 @@ def test_an_export_is_the_checkpoint_again(checkpoint, photos, tmp_path, to, wit
     assert (scores["images"], scores["top1"]) == (40, 1.0)
     assert scores["calibrated_loss"] == pytest.approx(wanted["calibrated_loss"], abs=5e-3)
 
-    Image.fromarray(images[0]).save(tmp_path / "a.png")
+    shown = Image.fromarray(images[0])
+    shown.save(tmp_path / "a.png")
+    shown.putalpha(Image.linear_gradient("L").resize(shown.size))
+    shown.save(tmp_path / "clear.png")
     (tmp_path / "alone.py").write_text(report.script, encoding="utf-8")
     assert len(report.script.splitlines()) <= 36
     assert "vitkit." not in report.script.replace("vitkit.json", "")
     done = subprocess.run(
-        [sys.executable, "-I", "-W", "ignore", "alone.py", "a.png"],
+        [sys.executable, "-I", "-W", "ignore", "alone.py", "a.png", "clear.png"],
         cwd=tmp_path, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    name, label, probability = done.stdout.split()
-    assert (name, label) == ("a.png", expected[0].label)
-    assert float(probability) == pytest.approx(expected[0].probability, abs=5e-3)
+    predictor = vitkit.Predictor.from_checkpoint(checkpoint, engine="torch")
+    for line, wanted in zip(
+        done.stdout.splitlines(),
+        predictor([tmp_path / "a.png", tmp_path / "clear.png"]),
+        strict=True,
+    ):
+        name, label, probability = line.split()
+        assert (name, label) == (Path(wanted.image).name, wanted.label)
+        assert float(probability) == pytest.approx(wanted.probability, abs=5e-3)
 
 
 @pytest.mark.soak
@@ -166,6 +176,24 @@ def test_a_broken_export_leaves_nothing(
             checkpoint, tmp_path / "new" / "tiny.xml", to="openvino",
             data=str(photos) if with_data else None, allow_slower=True,
         )  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_what_is_written_is_an_error_of_out(checkpoint, tmp_path, monkeypatch):
+    out = tmp_path / "a.pt2"
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(export_module, "write_artefact", fail)
+        with pytest.raises(vitkit.OutputError, match=r"cannot write .*a\.pt2: "):
+            vitkit.export(checkpoint, out, to="torch")
+    monkeypatch.setattr(export_module, "write_artefact", lambda *_: None)
+    monkeypatch.setattr(export_module, "FreshProcess", fail)
+    with pytest.raises(OSError, match="No space left") as error:
+        vitkit.export(checkpoint, out, to="torch")
+    assert not isinstance(error.value, vitkit.OutputError)
     assert list(tmp_path.iterdir()) == []
 
 

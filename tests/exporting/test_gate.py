@@ -13,6 +13,7 @@ import torch
 
 import vitkit
 from vitkit.exporting.files.description import ArtefactDescription
+from vitkit.exporting.gate import fresh_process
 from vitkit.exporting.gate.checks import (
     GateBounds,
     LogitPairs,
@@ -142,14 +143,18 @@ def test_slower_is_refused_unless_it_is_allowed():
     ("command", "message"),
     [
         (["sh", "-c", "exec sleep 60"], "does not answer within 0.3 s"),
+        (["./not-there"], "no process can be started to check it in: No such file"),
         (["sh", "-c", "kill -ILL $$"], "SIGILL: this CPU lacks instructions"),
         (["sh", "-c", "kill -SEGV $$"], "ended by SIGSEGV"),
         (["sh", "-c", "echo no luck >&2; exit 4"], "ended with code 4: no luck"),
         (["sh", "-c", "echo not a message"], "ended with code 0"),
+        (["sh", "-c", "echo not a message; exec sleep 60"], "something else than .* does not end"),
     ],
 )
-def test_a_runtime_that_dies_or_hangs_is_one_line(command, message):
-    seconds = 0.3 if "sleep" in command[-1] else 60.0
+def test_a_runtime_that_dies_or_hangs_is_one_line(command, message, monkeypatch):
+    if "echo not a message; " in command[-1]:
+        monkeypatch.setattr(fresh_process, "LEAVING_SECONDS", 0.3)
+    seconds = 0.3 if command[-1].startswith("exec sleep") else 60.0
     with pytest.raises(vitkit.CheckpointError, match=message) as refused:
         FreshProcess(Path("a.onnx"), command=command, seconds=seconds)
     assert "\n" not in str(refused.value)

@@ -149,7 +149,7 @@ def _export(
     calibration = None
     if sources.calibrate is not None:
         calibration = open_calibration(checkpoint, sources.calibrate, images, sources.data_root)
-    job = _Job(checkpoint, choice, images, calibration, bounds)
+    job = _Job(out, checkpoint, choice, images, calibration, bounds)
     with _temporary_folder(out) as folder:
         description = job.make(folder / out.name)
         files = _move(folder, out)
@@ -161,12 +161,14 @@ class _Job:
 
     def __init__(
         self,
+        out: Path,
         checkpoint: Checkpoint,
         choice: ExportChoice,
         images: GateImages,
         calibration: CalibrationImages | None,
         bounds: GateBounds,
     ) -> None:
+        self.out = out
         self.checkpoint = checkpoint
         self.choice = choice
         self.images = images
@@ -176,15 +178,23 @@ class _Job:
     def make(self, path: Path) -> ArtefactDescription:
         """Write the artefact, check it, and add the figures; return its description.
 
+        Args:
+            path: of the candidate, in a folder of its own.
+
         Raises:
             CheckpointError: it is refused.
+            OutputError: it cannot be written.
         """
         description = self._describe(self.choice)
         calibration = () if self.calibration is None else self.calibration.images
-        write_artefact(self.checkpoint, self.choice, path, description, calibration)
+        with _writing(self.out):
+            write_artefact(self.checkpoint, self.choice, path, description, calibration)
         figures, outputs = self._check(path, description)
         described = replace(description, figures=figures)
-        describe_artefact(path, described)
+        with _writing(self.out):
+            describe_artefact(path, described)
+            text = json.dumps(figures, indent=2) + "\n"
+            path.with_name(path.name + FIGURES_ENDING).write_text(text, encoding="utf-8")
         # the file with the figures inside is the one that is kept
         with FreshProcess(path) as process:
             first_image = [self.images.read(0)]
@@ -194,8 +204,6 @@ class _Job:
                 raise CheckpointError(
                     f"{path.name}: gives other outputs after its figures were added; report this"
                 )
-        text = json.dumps(figures, indent=2) + "\n"
-        path.with_name(path.name + FIGURES_ENDING).write_text(text, encoding="utf-8")
         return described
 
     def _describe(self, choice: ExportChoice) -> ArtefactDescription:
@@ -253,10 +261,11 @@ class _Job:
     def _float32_twin(self, path: Path) -> FreshProcess:
         """Return the same model in float32 by the same runtime, in a process of its own."""
         folder = path.parent / "float32"
-        folder.mkdir()
         choice = replace(self.choice, int8=False, precision="float32")
         twin = folder / path.name
-        write_artefact(self.checkpoint, choice, twin, self._describe(choice))
+        with _writing(self.out):
+            folder.mkdir()
+            write_artefact(self.checkpoint, choice, twin, self._describe(choice))
         process = FreshProcess(twin)
         shutil.rmtree(folder)  # it is in memory
         return process
@@ -283,25 +292,30 @@ def _temporary_folder(out: Path) -> Iterator[Path]:
     parent = next(folder for folder in out.absolute().parents if os.path.lexists(folder))
     if out.is_dir():
         raise OutputError(f"OUT {out} is a folder; name a file")
-    try:
+    with _writing(out):
         folder = Path(tempfile.mkdtemp(dir=parent, prefix=f".{out.name}.", suffix=".tmp"))
-    except OSError as error:
-        raise output_error(out, error) from None
     try:
         yield folder
-    except OSError as error:
-        raise output_error(out, error) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    """Turn a system error of what is written here into an `OutputError` about OUT."""
+    try:
+        yield
+    except OSError as error:
+        raise output_error(out, error) from error
+
+
 def _move(folder: Path, out: Path) -> tuple[Path, ...]:
     """Give the finished files their names; the artefact itself comes last."""
-    out.parent.mkdir(parents=True, exist_ok=True)
     written = sorted(folder.iterdir(), key=lambda path: path.name == out.name)
-    for file in written:
-        sync(file)
-        os.replace(file, out.parent / file.name)
-    sync_folder(out.parent)
-    names = sorted(path.name for path in written)
-    return tuple(out.parent / name for name in names)
+    with _writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        for file in written:
+            sync(file)
+            os.replace(file, out.parent / file.name)
+        sync_folder(out.parent)
+    return tuple(sorted(out.parent / path.name for path in written))

@@ -137,12 +137,11 @@ def _messages(proto: Any) -> Iterator[Any]:
                 waiting += [value] if hasattr(value, "ListFields") else value
 
 
-def open_onnx(path: Path, threads: int | None = None) -> Session:
+def open_onnx(path: Path) -> Session:
     """Open a file that `read_onnx_description` has checked, on the CPU.
 
     Args:
         path: of the file.
-        threads: of a run; default the runtime's choice.
 
     Raises:
         CheckpointError: onnxruntime lacks an operator, or a newer opset is needed.
@@ -151,8 +150,6 @@ def open_onnx(path: Path, threads: int | None = None) -> Session:
     runtime = runtime_module("onnxruntime")
     options = runtime.SessionOptions()
     options.log_severity_level = 4
-    if threads is not None:
-        options.intra_op_num_threads = threads
     with one_line_errors(path, "onnxruntime", "open"):
         session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name

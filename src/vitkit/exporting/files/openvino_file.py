@@ -119,13 +119,12 @@ def refuse_no_instructions(path: Path, precision: str) -> None:
         )
 
 
-def open_openvino(path: Path, precision: str, threads: int | None = None) -> Session:
+def open_openvino(path: Path, precision: str) -> Session:
     """Open a model that `read_openvino_description` has checked, on the CPU.
 
     Args:
         path: of the `.xml` file.
         precision: of the artefact.
-        threads: of a run; default the runtime's choice.
 
     Raises:
         CheckpointError: OpenVINO lacks an operator.
@@ -134,10 +133,10 @@ def open_openvino(path: Path, precision: str, threads: int | None = None) -> Ses
     """
     refuse_no_instructions(path, precision)
     core = runtime_module("openvino").Core()
-    settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": PRECISIONS.get(precision, "f32")}
-    settings["PERFORMANCE_HINT"] = "LATENCY"
-    if threads is not None:
-        settings["INFERENCE_NUM_THREADS"] = threads
+    settings = {
+        "INFERENCE_PRECISION_HINT": PRECISIONS.get(precision, "f32"),
+        "PERFORMANCE_HINT": "LATENCY",
+    }
     with one_line_errors(path, "OpenVINO", "open"):
         compiled = core.compile_model(core.read_model(str(path)), "CPU", settings)
 
