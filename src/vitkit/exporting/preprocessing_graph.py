@@ -156,18 +156,24 @@ def _scaled_lengths(
         long_width = torch.div(tall * width, height, rounding_mode="floor")
         long_height = torch.div(tall * height, width, rounding_mode="floor")
     else:
-        long_width = _nearest(width * tall, height)
-        long_height = _nearest(height * wide, width)
+        long_width = _nearest(width, height, tall)
+        long_height = _nearest(height, width, wide)
     return torch.where(by_height, fixed[0], long_height), torch.where(
         by_height, long_width, fixed[1]
     )
 
 
-def _nearest(numerator: Int64[Tensor, ""], divisor: Int64[Tensor, ""]) -> Int64[Tensor, ""]:
-    """Return the nearest whole number of a quotient; of two equally near ones the even one."""
-    floor = torch.div(2 * numerator + divisor, 2 * divisor, rounding_mode="floor")
-    is_tie = (2 * numerator + divisor) == floor * 2 * divisor
-    return floor - (is_tie & (floor % 2 == 1)).to(torch.int64)
+def _nearest(long: Int64[Tensor, ""], short: Int64[Tensor, ""], target: int) -> Int64[Tensor, ""]:
+    """Return the long side's length where the short one becomes `target`, to the nearest pixel.
+
+    It is exact in whole numbers, but where it falls between two pixels: there `fit` follows the
+    rounding errors of float64, and so does this, except on runtimes without float64.
+    """
+    doubled = 2 * long * target + short
+    floor = torch.div(doubled, 2 * short, rounding_mode="floor")
+    between = doubled == floor * 2 * short
+    scaled = long.to(torch.float64) / (short.to(torch.float64) / target)
+    return torch.where(between, torch.round(scaled).to(torch.int64), floor)
 
 
 def _half_to_even(number: Int64[Tensor, ""]) -> Int64[Tensor, ""]:
