@@ -76,7 +76,7 @@ class CalibrationImages:
         left_out: how many were left out, as the same pixels are among those of the check.
     """
 
-    images: tuple[UInt8[np.ndarray, "H W 3"], ...]
+    images: tuple[UInt8[np.ndarray, "_ _ 3"], ...]
     data: str
     split: str
     left_out: int
