@@ -22,6 +22,8 @@ FIXED_POINT = 2.0**22
 """Pillow's coefficients of uint8 images are whole multiples of 1 / this number."""
 GREY = (19595, 38470, 7471)
 """Rec. 601 in multiples of 1 / 65536, as Pillow rounds it."""
+ROUNDING_ERROR = 1e-9
+"""Pixels; above the errors of float64 for a length, and below those of float32."""
 CUBIC = -0.5
 """The parameter a of Pillow's bicubic filter (Keys, "Cubic Convolution Interpolation", Eq. 15)."""
 
@@ -167,13 +169,16 @@ def _nearest(long: Int64[Tensor, ""], short: Int64[Tensor, ""], target: int) -> 
     """Return the long side's length where the short one becomes `target`, to the nearest pixel.
 
     It is exact in whole numbers, but where it falls between two pixels: there `fit` follows the
-    rounding errors of float64, and so does this, except on runtimes without float64.
+    rounding errors of float64, and so does this. On a runtime that computes in float32 the errors
+    are larger than `ROUNDING_ERROR`, and the even neighbour is taken.
     """
     doubled = 2 * long * target + short
     floor = torch.div(doubled, 2 * short, rounding_mode="floor")
-    between = doubled == floor * 2 * short
-    scaled = long.to(torch.float64) / (short.to(torch.float64) / target)
-    return torch.where(between, torch.round(scaled).to(torch.int64), floor)
+    half = floor.to(torch.float64) - 0.5
+    quotient = long.to(torch.float64) / (short.to(torch.float64) / target)
+    quotient = torch.where((quotient - half).abs() < ROUNDING_ERROR, quotient, half)
+    is_between = doubled == floor * 2 * short
+    return torch.where(is_between, torch.round(quotient).to(torch.int64), floor)
 
 
 def _half_to_even(number: Int64[Tensor, ""]) -> Int64[Tensor, ""]:
