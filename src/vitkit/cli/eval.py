@@ -116,7 +116,8 @@ def eval_command(
     )  # fmt: skip
     written = _print_and_write(evaluation, json, confusion, predictions, data)
     if not json:
-        _print_end(written, predictions, checkpoint, data, split, data_root, relabel)
+        given = flags(split=split, data_root=data_root, relabel=relabel, trust_code=trust_code)
+        _print_end(written, predictions, [checkpoint, data, *given])
 
 
 def _print_and_write(
@@ -143,20 +144,11 @@ def _check_files(
         check_outputs([path], kind, inputs=inputs, overwrite=overwrite, flag=flag)
 
 
-def _print_end(
-    written: Iterable[str],
-    predictions: Path | None,
-    checkpoint: str,
-    data: str,
-    split: str | None,
-    data_root: str | None,
-    relabel: Path | None,
-) -> None:
+def _print_end(written: Iterable[str], predictions: Path | None, arguments: Iterable[str]) -> None:
     """Print which files were written, and the command that writes the predictions, if none did."""
     print_results(*written)
     if predictions is None:
-        given = flags(split=split, data_root=data_root, relabel=relabel)
-        suggest(("eval", checkpoint, data, *given, "--predictions", "predictions.csv"))
+        suggest(("eval", *arguments, "--predictions", "predictions.csv"))
 
 
 def run(arguments: list[str]) -> None:
