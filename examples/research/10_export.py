@@ -1,9 +1,13 @@
 """Export to torch.export and ONNX, with a dynamic batch size, and compare the logits."""
 
-import onnxruntime
+import os
+
 import torch
 
 import vitkit
+
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # read by the import of ONNX Runtime
+import onnxruntime
 
 torch.manual_seed(0)
 model = vitkit.create_model("vit_tiny_patch16_224", num_classes=10, image_size=64, depth=2).eval()

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from vitkit.errors import UserError as UserError
     from vitkit.errors import VitkitError as VitkitError
     from vitkit.evaluation.comparison import Comparison as Comparison
-    from vitkit.evaluation.evaluate import evaluate as evaluate
     from vitkit.evaluation.result import Evaluation as Evaluation
     from vitkit.explaining.animation import Animation as Animation
     from vitkit.explaining.explanation import Explanation as Explanation
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from vitkit.explaining.model.registers import test_time_registers as test_time_registers
     from vitkit.explaining.truth.report import TruthReport as TruthReport
     from vitkit.explaining.truth.score import TruthScore as TruthScore
+    from vitkit.exporting.evaluate_models import evaluate as evaluate
     from vitkit.exporting.export import export as export
     from vitkit.exporting.report import ExportReport as ExportReport
     from vitkit.layer_table import summary as summary
@@ -130,7 +130,6 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "VitkitError",
     ),
     "vitkit.evaluation.comparison": ("Comparison",),
-    "vitkit.evaluation.evaluate": ("evaluate",),
     "vitkit.evaluation.result": ("Evaluation",),
     "vitkit.explaining.animation": ("Animation",),
     "vitkit.explaining.explanation": ("Explanation",),
@@ -147,6 +146,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "vitkit.explaining.truth.report": ("TruthReport",),
     "vitkit.explaining.truth.score": ("TruthScore",),
+    "vitkit.exporting.evaluate_models": ("evaluate",),
     "vitkit.exporting.export": ("export",),
     "vitkit.exporting.report": ("ExportReport",),
     "vitkit.layer_table": ("summary",),

@@ -11,6 +11,7 @@ import torch
 from noise import fill_with_noise
 
 import vitkit
+from vitkit.engines.telemetry import quiet_imports
 from vitkit.engines.token_merging import merge_tokens, merged_compute_share, tokens_per_layer
 from vitkit.errors import SettingError
 from vitkit.models.attention import use_attention
@@ -186,6 +187,7 @@ def exported(merged: torch.nn.Module) -> torch.export.ExportedProgram:
 @pytest.mark.filterwarnings("ignore")  # of the converter, about its own insides
 def test_programs_give_the_same_logits_for_any_batch(monkeypatch):
     monkeypatch.setitem(sys.modules, "openvino_telemetry", None)
+    quiet_imports()
     openvino = pytest.importorskip("openvino")
     merged = merge_tokens(small(pooling="cls_mean", depth=2), 3)
     program = exported(merged)
@@ -203,6 +205,7 @@ def test_programs_give_the_same_logits_for_any_batch(monkeypatch):
 @pytest.mark.soak
 @pytest.mark.filterwarnings("ignore")  # of the exporter, about its own insides
 def test_onnx_and_a_compiled_graph_give_the_same_logits(tmp_path):
+    quiet_imports()
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     merged = merge_tokens(small(), 3)

@@ -1,4 +1,4 @@
-"""Files that are not what they should be are named in one line, and nothing of them is run."""
+"""Exported models from their files alone: evaluated, or refused in one line before they are run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from export_material import CLASSES, PREPROCESS
+from PIL import Image
 
 import vitkit
 from vitkit import cli
@@ -41,6 +43,73 @@ def save_onnx(path: Path, *, location: str = "", domain: str = "") -> Path:
     return path
 
 
+def save_colour_model(path: Path, **description: object) -> Path:
+    """Write a model whose logits are the means of red, green and blue."""
+    node = onnx.helper.make_node("ReduceMean", ["images", "axes"], ["logits"], keepdims=0)
+    values = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["B", *size])
+        for name, size in (("images", [3, 32, 32]), ("logits", [3]))
+    ]
+    axes = onnx.numpy_helper.from_array(np.array([2, 3]), "axes")
+    graph = onnx.helper.make_graph([node], "graph", values[:1], values[1:], [axes])
+    opsets = [onnx.helper.make_opsetid("", 20)]
+    path.write_bytes(onnx.helper.make_model(graph, opset_imports=opsets).SerializeToString())
+    describe_onnx(path, text(**description))
+    return path
+
+
+def save_colours(folder: Path) -> Path:
+    """Write four images of pure colours, of which the last one has a wrong label."""
+    for number, (label, channel) in enumerate((("ant", 0), ("bee", 1), ("cat", 2), ("cat", 0))):
+        (folder / label).mkdir(parents=True, exist_ok=True)
+        pixels = np.zeros((40, 36, 3), np.uint8)
+        pixels[..., channel] = 255
+        Image.fromarray(pixels).save(folder / label / f"{number}.png")
+    return folder
+
+
+def test_eval_takes_an_exported_model(tmp_path, capsys):
+    model = save_colour_model(tmp_path / "a.onnx", temperature=2.0)
+    data = str(save_colours(tmp_path / "photos" / "test").parent)
+    table = tmp_path / "rows.csv"
+    assert cli.run(["eval", str(model), data, "--json", "--predictions", str(table)]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert (scores["images"], scores["top1"], scores["split"]) == (4, 0.75, "test")
+    assert [entry["accuracy"] for entry in scores["per_class"]] == [1.0, 1.0, 0.5]
+    assert scores["confusion"] == [[1, 0, 0], [0, 1, 0], [1, 0, 1]]
+    assert scores["temperature"] == 2.0
+    assert scores["calibrated_loss"] != scores["loss"]
+    assert len(table.read_text().splitlines()) == 5
+    evaluation = vitkit.evaluate(model, data, batch_size=3, metrics=[count_rows])
+    assert evaluation["loss"] == pytest.approx(scores["loss"])
+    assert evaluation["count_rows"] == 4
+
+    # an image is as in the training: another test split would have images of it
+    metadata = {"data": {"fingerprint": "1" * 64}}
+    trained = save_colour_model(tmp_path / "b.onnx", source={"metadata": metadata})
+    (tmp_path / "other" / "test" / "dog").mkdir(parents=True)
+    Image.new("RGB", (40, 36)).save(tmp_path / "other" / "test" / "dog" / "1.png")
+    save_onnx(tmp_path / "c.onnx")
+    with zipfile.ZipFile(tmp_path / "a.pt2", "w") as archive:
+        archive.writestr("a/extra/vitkit.json", text("torch"))
+    for words, message in (
+        ([model, data, "--engine", "openvino"], "leave out --engine"),
+        ([model, data, "--device", "mps"], "leave out --engine"),
+        ([model, tmp_path / "other"], "classes that the checkpoint lacks: dog"),
+        ([tmp_path / "c.onnx", data], "has no description of vitkit"),
+        ([tmp_path / "a.pt2", data], "pass --trust-code"),
+        ([trained, tmp_path / "photos" / "test"], "images differ from those the checkpoint"),
+    ):
+        assert cli.run(["eval", *map(str, words)]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+
+
+def count_rows(logits: torch.Tensor, labels: torch.Tensor) -> int:
+    return len(logits)
+
+
 def refused(path: Path, message: str) -> None:
     with pytest.raises(vitkit.CheckpointError, match=message) as error:
         vitkit.Predictor(path)
@@ -52,6 +121,49 @@ def test_weights_outside_of_the_folder_are_not_opened(tmp_path, location):
     path = save_onnx(tmp_path / "a.onnx", location=location)
     describe_onnx(path, text())
     refused(path, "outside of the file's folder")
+
+
+def external(location: str) -> onnx.TensorProto:
+    tensor = onnx.TensorProto(name="hidden", data_location=onnx.TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value=location)
+    return tensor
+
+
+def in_sparse_tensor(model: onnx.ModelProto, tensor: onnx.TensorProto) -> None:
+    attribute = model.graph.node[0].attribute.add(name="a", type=onnx.AttributeProto.SPARSE_TENSOR)
+    attribute.sparse_tensor.values.CopyFrom(tensor)
+
+
+def in_sparse_tensors(model: onnx.ModelProto, tensor: onnx.TensorProto) -> None:
+    attribute = model.graph.node[0].attribute.add(name="a", type=onnx.AttributeProto.SPARSE_TENSORS)
+    attribute.sparse_tensors.add().indices.CopyFrom(tensor)
+
+
+def in_default_of_a_function(model: onnx.ModelProto, tensor: onnx.TensorProto) -> None:
+    function = model.functions.add(name="f", domain="own")
+    function.attribute_proto.add(name="a", type=onnx.AttributeProto.TENSOR).t.CopyFrom(tensor)
+
+
+def in_a_graph_of_a_function(model: onnx.ModelProto, tensor: onnx.TensorProto) -> None:
+    node = model.functions.add(name="f", domain="own").node.add(op_type="If")
+    attribute = node.attribute.add(name="then_branch", type=onnx.AttributeProto.GRAPH)
+    attribute.g.initializer.append(tensor)
+
+
+@pytest.mark.parametrize(
+    "hide",
+    [in_sparse_tensor, in_sparse_tensors, in_default_of_a_function, in_a_graph_of_a_function],
+)
+def test_weights_outside_are_found_wherever_they_are_named(tmp_path, capsys, hide):
+    path = save_onnx(tmp_path / "a.onnx")
+    model = onnx.load(path)
+    hide(model, external("../secret"))
+    path.write_bytes(model.SerializeToString())
+    describe_onnx(path, text())
+    assert cli.run(["predict", str(path), __file__]) == 2
+    error = capsys.readouterr().err
+    assert "'hidden' is in '../secret', outside of the file's folder" in error
+    assert error.count("\n") == 1
 
 
 def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
@@ -96,7 +208,13 @@ def test_openvino_models_that_are_damaged(tmp_path):
     refused(path, "its weights a.bin are missing")
     path.with_suffix(".bin").write_bytes(bytes(63))
     refused(path, "truncated: 63 of 64 bytes")
-    path.with_suffix(".bin").write_bytes(bytes(64))
+    path.with_suffix(".bin").unlink()
+    (tmp_path.parent / "secret.bin").write_bytes(bytes(64))
+    path.with_suffix(".bin").symlink_to("../secret.bin")
+    refused(path, "is a link to .*secret.bin, outside of the file's folder")
+    (tmp_path / "weights").write_bytes(bytes(64))
+    path.with_suffix(".bin").unlink()
+    path.with_suffix(".bin").symlink_to("weights")
     refused(path, "OpenVINO cannot open it")
     path.write_text('<!DOCTYPE net [<!ENTITY a "b">]>' + whole)
     refused(path, "has a DOCTYPE")

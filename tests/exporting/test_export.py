@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -65,17 +66,31 @@ def test_an_export_is_the_checkpoint_again(checkpoint, photos, tmp_path, to, wit
         assert other.probability == pytest.approx(one.probability, abs=5e-3)
     assert vitkit.Predictor(out, trust_code=True).temperature == TEMPERATURE
 
-    Image.fromarray(images[0]).save(tmp_path / "a.png")
+    scores = vitkit.evaluate(out, photos, trust_code=True)
+    wanted = vitkit.evaluate(checkpoint, photos)
+    assert (scores["images"], scores["top1"]) == (40, 1.0)
+    assert scores["calibrated_loss"] == pytest.approx(wanted["calibrated_loss"], abs=5e-3)
+
+    shown = Image.fromarray(images[0])
+    shown.save(tmp_path / "a.png")
+    shown.putalpha(Image.linear_gradient("L").resize(shown.size))
+    shown.save(tmp_path / "clear.png")
     (tmp_path / "alone.py").write_text(report.script, encoding="utf-8")
     assert len(report.script.splitlines()) <= 36
     assert "vitkit." not in report.script.replace("vitkit.json", "")
     done = subprocess.run(
-        [sys.executable, "-I", "-W", "ignore", "alone.py", "a.png"],
+        [sys.executable, "-I", "-W", "ignore", "alone.py", "a.png", "clear.png"],
         cwd=tmp_path, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    name, label, probability = done.stdout.split()
-    assert (name, label) == ("a.png", expected[0].label)
-    assert float(probability) == pytest.approx(expected[0].probability, abs=5e-3)
+    predictor = vitkit.Predictor.from_checkpoint(checkpoint, engine="torch")
+    for line, wanted in zip(
+        done.stdout.splitlines(),
+        predictor([tmp_path / "a.png", tmp_path / "clear.png"]),
+        strict=True,
+    ):
+        name, label, probability = line.split()
+        assert (name, label) == (Path(wanted.image).name, wanted.label)
+        assert float(probability) == pytest.approx(wanted.probability, abs=5e-3)
 
 
 @pytest.mark.soak
@@ -90,6 +105,8 @@ def test_int8_runs_in_int8(checkpoint, photos, tmp_path, with_preprocessing):
     assert sum(report.figures["int8_layers"].values()) == 4
     assert report.figures["latency"]["baseline"] == "float32"
     assert report.description.int8
+    assert report.figures["calibration"]["images"] == 120
+    assert "calibrated on 120 images of train" in str(report)
 
 
 @pytest.mark.soak
@@ -162,10 +179,35 @@ def test_a_broken_export_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_only_what_is_written_is_an_error_of_out(checkpoint, tmp_path, monkeypatch):
+    out = tmp_path / "a.pt2"
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(export_module, "write_artefact", fail)
+        with pytest.raises(vitkit.OutputError, match=r"cannot write .*a\.pt2: "):
+            vitkit.export(checkpoint, out, to="torch")
+    monkeypatch.setattr(export_module, "write_artefact", lambda *_: None)
+    monkeypatch.setattr(export_module, "FreshProcess", fail)
+    with pytest.raises(OSError, match="No space left") as error:
+        vitkit.export(checkpoint, out, to="torch")
+    assert not isinstance(error.value, vitkit.OutputError)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_commands_refuse_wrong_choices_in_one_line(
     checkpoint, photos, tmp_path, capsys, monkeypatch
 ):
     other = save_images(tmp_path / "few", checkpoint, {"train": 12, "val": 12})
+    twins = tmp_path / "twins"
+    for number, image in enumerate(sorted(photos.glob("train/*/*.png"))[:110]):
+        for split in ("train", "val") if number < 20 else ("train",):
+            place = twins / split / image.parent.name
+            place.mkdir(parents=True, exist_ok=True)
+            # the same pixels in another file
+            Image.open(image).save(place / image.name, compress_level=len(split))
     for label in ("ant", "dog"):
         (tmp_path / "else" / "train" / label).mkdir(parents=True)
         Image.fromarray(blobs(3)).save(tmp_path / "else" / "train" / label / "1.png")
@@ -182,6 +224,8 @@ def test_commands_refuse_wrong_choices_in_one_line(
         (["a.onnx", "--to", "onnx", "--int8"], "--int8 needs --to openvino"),
         (["a.xml", "--to", "openvino", "--int8"], "--int8 needs --calibrate DATA"),
         (["a.xml", *int8, str(other)], "12 images in train are too few"),
+        (["a.xml", *int8, str(twins), "--data", str(twins)],
+         "90 images in train, without 20 that the model is checked on, are too few"),
         (["a.xml", *int8, "else"], "classes that the checkpoint lacks: dog"),
         (["a.xml", *int8, str(photos), "--data", str(photos), "--split", "train"],
          "is the one that the model is checked on"),

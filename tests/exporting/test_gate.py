@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,13 @@ import torch
 
 import vitkit
 from vitkit.exporting.files.description import ArtefactDescription
+from vitkit.exporting.gate import fresh_process
 from vitkit.exporting.gate.checks import (
     GateBounds,
     LogitPairs,
     compare_outputs,
     refuse_fake_int8,
+    refuse_other_batches,
     refuse_worse,
 )
 from vitkit.exporting.gate.fresh_process import FreshProcess
@@ -62,13 +65,38 @@ def test_a_drop_within_the_bound_passes_and_one_beyond_is_refused():
 
 
 def test_a_class_of_fifty_images_has_a_bound_of_its_own():
-    # 1 of 60 is 1.67 points, and 0.09 of all
-    with pytest.raises(
-        vitkit.CheckpointError, match=r"accuracy of 'ant' falls from 100\.00% to 98"
-    ):
-        judge(LABELS, LABELS, [1, *LABELS[1:]])
+    # 1 of 60 is 1.67 points, but only one image; 2 of 60 are 0.19 points of all
+    judge(LABELS, LABELS, [1, *LABELS[1:]])
+    message = r"accuracy of 'ant' falls from 100\.00% to 96\.67% .* by 3\.33 points and 2 images"
+    with pytest.raises(vitkit.CheckpointError, match=message):
+        judge(LABELS, LABELS, [1, 1, *LABELS[2:]])
     few = [0] * 49 + [1] * 1000
-    judge(few, few, [1, *few[1:]])
+    judge(few, few, [1, 1, *few[2:]])
+    # 2 of 200 are 1 point, 3 are more
+    many = [0] * 200 + [1] * 1000
+    judge(many, many, [1, 1, *many[2:]])
+    with pytest.raises(vitkit.CheckpointError, match=r"by 1\.50 points and 3 images"):
+        judge(many, many, [1, 1, 1, *many[3:]])
+
+
+@pytest.mark.parametrize("with_preprocessing", [False, True])
+def test_two_images_together_get_the_logits_of_each_alone(with_preprocessing):
+    description = replace(FLOAT32, with_preprocessing=with_preprocessing)
+    image = GeneratedImages().read(0)
+
+    def run(images: np.ndarray) -> list[np.ndarray]:
+        logits = images.reshape(len(images), -1)[:, 5:7].astype(np.float32)
+        shares = np.exp(logits - logits.max(1, keepdims=True))
+        return [shares / shares.sum(1, keepdims=True), logits]
+
+    def first_alone(images: np.ndarray) -> list[np.ndarray]:
+        return run(np.repeat(images[:1], len(images), axis=0))
+
+    refuse_other_batches(run, image, description)
+    with pytest.raises(vitkit.CheckpointError, match="two images in one batch do not get the"):
+        refuse_other_batches(first_alone, image, description)
+    with pytest.raises(vitkit.CheckpointError, match=r"\(1, 2\) for 2 images"):
+        refuse_other_batches(lambda images: run(images[:1]), image, description)
 
 
 def test_a_better_model_passes():
@@ -115,27 +143,43 @@ def test_slower_is_refused_unless_it_is_allowed():
     ("command", "message"),
     [
         (["sh", "-c", "exec sleep 60"], "does not answer within 0.3 s"),
+        (["./not-there"], "no process can be started to check it in: No such file"),
         (["sh", "-c", "kill -ILL $$"], "SIGILL: this CPU lacks instructions"),
         (["sh", "-c", "kill -SEGV $$"], "ended by SIGSEGV"),
         (["sh", "-c", "echo no luck >&2; exit 4"], "ended with code 4: no luck"),
         (["sh", "-c", "echo not a message"], "ended with code 0"),
+        (["sh", "-c", "echo not a message; exec sleep 60"], "something else than .* does not end"),
     ],
 )
-def test_a_runtime_that_dies_or_hangs_is_one_line(command, message):
-    seconds = 0.3 if "sleep" in command[-1] else 60.0
+def test_a_runtime_that_dies_or_hangs_is_one_line(command, message, monkeypatch):
+    if "echo not a message; " in command[-1]:
+        monkeypatch.setattr(fresh_process, "LEAVING_SECONDS", 0.3)
+    seconds = 0.3 if command[-1].startswith("exec sleep") else 60.0
     with pytest.raises(vitkit.CheckpointError, match=message) as refused:
         FreshProcess(Path("a.onnx"), command=command, seconds=seconds)
     assert "\n" not in str(refused.value)
 
 
-def test_the_process_has_no_network():
+def test_sockets_of_python_are_refused_where_there_is_no_namespace():
     lines = (
-        "from vitkit.exporting.gate.no_network import cut_off_network",
-        "import socket",
-        "cut_off_network()",
-        "socket.create_connection(('127.0.0.1', 9))",
+        "import socket, sys",
+        "from vitkit.exporting.gate import no_network",
+        "no_network._own_network = lambda: False",
+        "print(no_network.cut_off_network())",
+        "open_one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)",
+        "for reach in (lambda: socket.create_connection(('127.0.0.1', 9)),",
+        "              lambda: open_one.sendto(b'a', ('127.0.0.1', 9)),",
+        "              lambda: open_one.connect(('127.0.0.1', 9)),",
+        "              lambda: socket.gethostbyname('localhost')):",
+        "    try:",
+        "        reach()",
+        "    except OSError as error:",
+        "        print(error)",
     )
     done = subprocess.run(
-        [sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True
     )
-    assert "PermissionError: no network here" in done.stderr
+    first, *refusals = done.stdout.splitlines()
+    assert first == "audit hook"
+    assert len(refusals) == 4
+    assert all(line.startswith("no network here: socket.") for line in refusals)

@@ -39,6 +39,15 @@ def test_pixels_are_those_of_fit(mode):
         assert (difference > 0).double().mean() < 2e-3
 
 
+def test_a_length_between_two_pixels_is_rounded_as_by_fit():
+    # 333 / (148 / 54) is 121.5; float64 rounds it to 121, the even neighbour is 122
+    preprocess = vitkit.Preprocess(image_size=(72, 54), crop_ratio=1.0)
+    photograph = np.ascontiguousarray(data.astronaut()[:333, :148])
+    found = PreprocessingGraph(preprocess)(torch.from_numpy(photograph)[None])
+    expected = normalise(torch.from_numpy(fit(photograph, preprocess))[None], preprocess)
+    torch.testing.assert_close(found, expected, atol=0.02, rtol=0)
+
+
 def test_nearest_is_refused_in_one_line():
     with pytest.raises(vitkit.SettingError, match=r"nearest.*leave out --with-preprocessing"):
         PreprocessingGraph(vitkit.Preprocess(interpolation="nearest"))

@@ -80,11 +80,12 @@ def eval_command(
     confusion: Path | None = None,
     predictions: Path | None = None,
     overwrite: bool = False,
+    trust_code: bool = False,
 ) -> None:
     """Evaluate a checkpoint: top-1, top-k, loss and calibration, per class, with 95 % intervals.
 
     Args:
-        checkpoint: a run folder (its best weights) or a checkpoint.
+        checkpoint: a run folder (its best weights), a checkpoint, or an exported model.
         data: as for train; classes are matched by name.
         split: train, val or test; default test, or val if there is no test.
         data_root: the folder of named datasets; for a CSV the folder of its paths.
@@ -101,26 +102,22 @@ def eval_command(
         confusion: .png, .svg or .csv file for the confusion matrix; rows are true classes.
         predictions: write a row for each image to this .csv file; loss_rank 1 has the highest loss.
         overwrite: let both replace any file that is not an input; default: only earlier results.
+        trust_code: open an exported .pt2 model, which can run code that is in it.
     """
-    from vitkit.evaluation.evaluate import evaluate  # here: --help does not wait for torch
+    from vitkit.exporting.evaluate_models import evaluate  # here: --help does not wait for torch
 
     refuse_images_first("eval", checkpoint, "DATA")
     _check_files(checkpoint, data, data_root, relabel, overwrite, confusion, predictions)
+    options = EngineFlags(engine, precision, merge, calibrate, data_root).options()
     evaluation = evaluate(
-        checkpoint,
-        data,
-        split=split,
-        data_root=data_root,
-        cache=cache,
-        device=device,
-        batch_size=batch_size,
-        workers=workers,
-        relabel=relabel,
-        engine=EngineFlags(engine, precision, merge, calibrate, data_root).options(),
-    )
+        checkpoint, data, split=split, data_root=data_root, cache=cache, device=device,
+        batch_size=batch_size, workers=workers, relabel=relabel, engine=options,
+        trust_code=trust_code,
+    )  # fmt: skip
     written = _print_and_write(evaluation, json, confusion, predictions, data)
     if not json:
-        _print_end(written, predictions, checkpoint, data, split, data_root, relabel)
+        given = flags(split=split, data_root=data_root, relabel=relabel, trust_code=trust_code)
+        _print_end(written, predictions, [checkpoint, data, *given])
 
 
 def _print_and_write(
@@ -147,20 +144,11 @@ def _check_files(
         check_outputs([path], kind, inputs=inputs, overwrite=overwrite, flag=flag)
 
 
-def _print_end(
-    written: Iterable[str],
-    predictions: Path | None,
-    checkpoint: str,
-    data: str,
-    split: str | None,
-    data_root: str | None,
-    relabel: Path | None,
-) -> None:
+def _print_end(written: Iterable[str], predictions: Path | None, arguments: Iterable[str]) -> None:
     """Print which files were written, and the command that writes the predictions, if none did."""
     print_results(*written)
     if predictions is None:
-        given = flags(split=split, data_root=data_root, relabel=relabel)
-        suggest(("eval", checkpoint, data, *given, "--predictions", "predictions.csv"))
+        suggest(("eval", *arguments, "--predictions", "predictions.csv"))
 
 
 def run(arguments: list[str]) -> None:

@@ -62,7 +62,8 @@ def export_command(
         int8: quantise the linear layers of the blocks, with --to openvino and --calibrate.
         calibrate: images to measure the ranges of activations on, as for train; 300 are used.
         opset: version of the operators of ONNX; default 20.
-        max_drop: points of a hundred that top-1 may fall; twice as many in a class of 50 images.
+        max_drop: points of a hundred that top-1 may fall; a class of 50 images or more may lose
+            twice as many, or one image.
         allow_slower: accept more than 1.5 times torch's latency, for int8 and half precision more
             than 1.05 times that of the same runtime in float32.
         overwrite: replace existing files.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vitkit.errors import DataError, SettingError
-from vitkit.evaluation.evaluate import evaluate
+from vitkit.evaluation.evaluate import EvaluationChoice, evaluate_checkpoint
 from vitkit.evaluation.mcnemar import SIGNIFICANCE_LEVEL, mcnemar
 from vitkit.evaluation.open_data import CLASSES_SHOWN, stored_object
 from vitkit.evaluation.result import Evaluation
@@ -115,6 +115,7 @@ def compare_checkpoints(
     data: str | Path | None = None,
     data_root: str | Path | None = None,
     kind_of_run: Callable[[StoredSettings], StoredSettings | None],
+    device: str = "auto",
     **evaluation: Any,
 ) -> Comparison:
     """Evaluate checkpoints on the same images and compare the first with each of the others.
@@ -125,7 +126,8 @@ def compare_checkpoints(
         data_root: as for `evaluate`; default that of the first one's training.
         kind_of_run: reduces stored settings to those that make runs repeats of each other if they
             are equal; None for settings like no others.
-        **evaluation: further arguments of `evaluate`.
+        device: as for `evaluate`.
+        **evaluation: further fields of `EvaluationChoice`.
 
     Raises:
         DataError: other classes, other images, or data that changed where vitkit made the test
@@ -143,9 +145,10 @@ def compare_checkpoints(
     if data is None:
         data = _shared_data(dict(zip(names, settings, strict=True)))
         data_root = data_root or settings[0].get("data_root")
+    chosen = EvaluationChoice(data_root=data_root, **evaluation)
     scores = {}
     for name, checkpoint in zip(names, loaded, strict=True):
-        scores[name] = evaluate(checkpoint, data, data_root=data_root, **evaluation)
+        scores[name] = evaluate_checkpoint(checkpoint, data, chosen, device=device)
     seeds = []
     for values in settings:
         seed = values.get("seed")

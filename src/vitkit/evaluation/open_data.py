@@ -23,8 +23,14 @@ from vitkit.data.sources.objects.open_objects import find_object
 from vitkit.data.sources.open import open_dataset
 from vitkit.errors import DataError
 from vitkit.messages import did_you_mean
-from vitkit.weights.checkpoint import Checkpoint, names_for_data
+from vitkit.weights.checkpoint import LabelledModel, names_for_data
 
+READ_METADATA = {
+    "recipe": ("ignore_extra_classes", "follow_links", "val_fraction", "bad_images"),
+    "data": ("fingerprint",),
+    "sure": ("classes",),
+}
+"""Object of the metadata -> those of its values that decide how data are opened."""
 CLASSES_SHOWN = 5
 """Class names that a message lists."""
 
@@ -57,7 +63,7 @@ def choose_split(dataset: Dataset, split: str | None) -> str:
 
 
 def open_as_in_training(
-    checkpoint: Checkpoint,
+    checkpoint: LabelledModel,
     data: str,
     data_root: str | Path | None,
     cache: str | Path | None,
@@ -107,7 +113,7 @@ def open_as_in_training(
 
 
 def _open_object(
-    checkpoint: Checkpoint, data: str, trained_on: str | None, ignore_extra_classes: bool
+    checkpoint: LabelledModel, data: str, trained_on: str | None, ignore_extra_classes: bool
 ) -> Dataset | None:
     """Open data that were passed as an object; `None` for any other address.
 
@@ -127,7 +133,7 @@ def _open_object(
     return given.as_split("test").open(ignore_extra_classes=ignore_extra_classes)
 
 
-def stored_object(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+def stored_object(checkpoint: LabelledModel, name: str) -> dict[str, Any]:
     """Return an object of a checkpoint's metadata; an empty one if there is none.
 
     Args:
@@ -140,6 +146,15 @@ def stored_object(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
     return value
 
 
+def split_metadata(model: LabelledModel) -> dict[str, Any]:
+    """Return the metadata that the functions here and `names_for_data` read, and no other."""
+    kept = {}
+    for name, keys in READ_METADATA.items():
+        stored = stored_object(model, name)
+        kept[name] = {key: stored[key] for key in keys if key in stored}
+    return kept
+
+
 def _refuse_changed_split(trained_on: str | None, dataset: Dataset) -> None:
     """Refuse a split that vitkit made itself, from other images than those of the training."""
     if dataset.cut and trained_on not in (None, dataset.fingerprint):
@@ -150,7 +165,7 @@ def _refuse_changed_split(trained_on: str | None, dataset: Dataset) -> None:
         )
 
 
-def with_labels_of(checkpoint: Checkpoint, dataset: Dataset, split: str) -> Split:
+def with_labels_of(checkpoint: LabelledModel, dataset: Dataset, split: str) -> Split:
     """Return a split with its labels numbered as the checkpoint's classes, matched by name.
 
     Args:
@@ -166,7 +181,7 @@ def with_labels_of(checkpoint: Checkpoint, dataset: Dataset, split: str) -> Spli
     if match is None:
         # the warning points to the caller of `evaluate`
         warnings.warn(
-            "the checkpoint has no class names; the data's are used, in natural order", stacklevel=3
+            "the checkpoint has no class names; the data's are used, in natural order", stacklevel=5
         )
         return images
     # class number of the data -> class number of the checkpoint
@@ -174,14 +189,14 @@ def with_labels_of(checkpoint: Checkpoint, dataset: Dataset, split: str) -> Spli
     return images.relabelled(new_numbers[images.labels])
 
 
-def _match_or_refuse(checkpoint: Checkpoint, dataset: Dataset) -> ClassMatch | None:
+def _match_or_refuse(checkpoint: LabelledModel, dataset: Dataset) -> ClassMatch | None:
     """Match the classes of a dataset with the checkpoint's; `None` if that names none."""
     classes = names_for_data(checkpoint, dataset.classes)
     if not classes:
-        if len(dataset.classes) != checkpoint.model.spec.num_classes:
+        if len(dataset.classes) != checkpoint.num_classes:
             raise DataError(
                 f"{dataset.name} has {len(dataset.classes)} classes, the checkpoint "
-                f"{checkpoint.model.spec.num_classes} logits without class names; "
+                f"{checkpoint.num_classes} logits without class names; "
                 "evaluate on data of the same classes"
             )
         return None

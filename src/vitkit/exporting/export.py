@@ -18,17 +18,24 @@ import torch
 
 from vitkit.devices import on_device
 from vitkit.errors import CheckpointError, OutputError, SettingError
+from vitkit.evaluation.open_data import split_metadata
 from vitkit.exporting.files.description import ArtefactDescription
 from vitkit.exporting.gate.checks import (
     GateBounds,
+    artefact_inputs,
     compare_outputs,
-    model_inputs,
     paired_logits,
     refuse_fake_int8,
+    refuse_other_batches,
     refuse_worse,
 )
 from vitkit.exporting.gate.fresh_process import FreshProcess
-from vitkit.exporting.gate.gate_images import GateImages, open_calibration, open_gate_images
+from vitkit.exporting.gate.gate_images import (
+    CalibrationImages,
+    GateImages,
+    open_calibration,
+    open_gate_images,
+)
 from vitkit.exporting.gate.latency import measure_latency, refuse_slower
 from vitkit.exporting.report import ExportReport
 from vitkit.exporting.write_artefact import (
@@ -83,7 +90,8 @@ def export(
         with_preprocessing: resize in the graph: (B, H, W, 3) uint8 RGB in, probabilities and logits
             out.
         opset: version of ONNX's operators; default 20.
-        max_drop: points of a hundred that top-1 may fall; twice as many in a class of 50 images.
+        max_drop: points of a hundred that top-1 may fall; a class of 50 images or more may lose
+            twice as many, or one image.
         allow_slower: accept more than 1.5 times torch's latency, for int8 and half precision more
             than 1.05 times that of the same runtime in float32.
         overwrite: replace existing files.
@@ -138,10 +146,10 @@ def _export(
     model = on_device(checkpoint.model, torch.device("cpu"))
     checkpoint = replace(checkpoint, model=model)
     images = open_gate_images(checkpoint, sources.data, sources.split, sources.data_root)
-    calibration: list[np.ndarray] = []
+    calibration = None
     if sources.calibrate is not None:
         calibration = open_calibration(checkpoint, sources.calibrate, images, sources.data_root)
-    job = _Job(checkpoint, choice, images, calibration, bounds)
+    job = _Job(out, checkpoint, choice, images, calibration, bounds)
     with _temporary_folder(out) as folder:
         description = job.make(folder / out.name)
         files = _move(folder, out)
@@ -153,12 +161,14 @@ class _Job:
 
     def __init__(
         self,
+        out: Path,
         checkpoint: Checkpoint,
         choice: ExportChoice,
         images: GateImages,
-        calibration: list[np.ndarray],
+        calibration: CalibrationImages | None,
         bounds: GateBounds,
     ) -> None:
+        self.out = out
         self.checkpoint = checkpoint
         self.choice = choice
         self.images = images
@@ -168,29 +178,37 @@ class _Job:
     def make(self, path: Path) -> ArtefactDescription:
         """Write the artefact, check it, and add the figures; return its description.
 
+        Args:
+            path: of the candidate, in a folder of its own.
+
         Raises:
             CheckpointError: it is refused.
+            OutputError: it cannot be written.
         """
         description = self._describe(self.choice)
-        write_artefact(self.checkpoint, self.choice, path, description, self.calibration)
+        calibration = () if self.calibration is None else self.calibration.images
+        with _writing(self.out):
+            write_artefact(self.checkpoint, self.choice, path, description, calibration)
         figures, outputs = self._check(path, description)
         described = replace(description, figures=figures)
-        describe_artefact(path, described)
+        with _writing(self.out):
+            describe_artefact(path, described)
+            text = json.dumps(figures, indent=2) + "\n"
+            path.with_name(path.name + FIGURES_ENDING).write_text(text, encoding="utf-8")
         # the file with the figures inside is the one that is kept
         with FreshProcess(path) as process:
-            again = process.run(self._first_batch())
+            first_image = [self.images.read(0)]
+            again = process.run(artefact_inputs(first_image, description))
         for first, second in zip(outputs, again, strict=True):
             if not np.array_equal(first, second):
                 raise CheckpointError(
                     f"{path.name}: gives other outputs after its figures were added; report this"
                 )
-        text = json.dumps(figures, indent=2) + "\n"
-        path.with_name(path.name + FIGURES_ENDING).write_text(text, encoding="utf-8")
         return described
 
     def _describe(self, choice: ExportChoice) -> ArtefactDescription:
         checkpoint = self.checkpoint
-        source: dict[str, Any] = {}
+        source: dict[str, Any] = {"metadata": split_metadata(checkpoint)}
         if checkpoint.path is not None:
             source["name"] = checkpoint.path.name
             if checkpoint.path.is_file():
@@ -223,35 +241,31 @@ class _Job:
             pairs = paired_logits(self.checkpoint, self.images, process, description)
             figures = compare_outputs(pairs, self.images, description)
             refuse_worse(figures, description, self.bounds)
+            image = self.images.read(0)
+            refuse_other_batches(process.run, image, description)
             baseline = None
             if description.int8 or description.precision != "float32":
                 baseline = stack.enter_context(self._float32_twin(path))
-            image = self.images.read(0)
             latency = measure_latency(self.checkpoint, image, process, description, baseline)
             refuse_slower(latency, description, self.bounds)
-            outputs = process.run(self._first_batch())
+            outputs = process.run(artefact_inputs([image], description))
         figures |= {
             "latency": latency,
             "int8_layers": process.layers if description.int8 else {},
+            "calibration": self.calibration.to_json() if self.calibration else {},
             "network": process.network,
-            "bounds": vars(self.bounds),
+            "bounds": self.bounds.to_json(),
         }
         return figures, outputs
-
-    def _first_batch(self) -> np.ndarray:
-        """Return the first image, as the artefact takes it."""
-        image = self.images.read(0)
-        if self.choice.with_preprocessing:
-            return image[None]
-        return model_inputs([image], self.checkpoint).numpy()
 
     def _float32_twin(self, path: Path) -> FreshProcess:
         """Return the same model in float32 by the same runtime, in a process of its own."""
         folder = path.parent / "float32"
-        folder.mkdir()
         choice = replace(self.choice, int8=False, precision="float32")
         twin = folder / path.name
-        write_artefact(self.checkpoint, choice, twin, self._describe(choice))
+        with _writing(self.out):
+            folder.mkdir()
+            write_artefact(self.checkpoint, choice, twin, self._describe(choice))
         process = FreshProcess(twin)
         shutil.rmtree(folder)  # it is in memory
         return process
@@ -278,25 +292,30 @@ def _temporary_folder(out: Path) -> Iterator[Path]:
     parent = next(folder for folder in out.absolute().parents if os.path.lexists(folder))
     if out.is_dir():
         raise OutputError(f"OUT {out} is a folder; name a file")
-    try:
+    with _writing(out):
         folder = Path(tempfile.mkdtemp(dir=parent, prefix=f".{out.name}.", suffix=".tmp"))
-    except OSError as error:
-        raise output_error(out, error) from None
     try:
         yield folder
-    except OSError as error:
-        raise output_error(out, error) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    """Turn a system error of what is written here into an `OutputError` about OUT."""
+    try:
+        yield
+    except OSError as error:
+        raise output_error(out, error) from error
+
+
 def _move(folder: Path, out: Path) -> tuple[Path, ...]:
     """Give the finished files their names; the artefact itself comes last."""
-    out.parent.mkdir(parents=True, exist_ok=True)
     written = sorted(folder.iterdir(), key=lambda path: path.name == out.name)
-    for file in written:
-        sync(file)
-        os.replace(file, out.parent / file.name)
-    sync_folder(out.parent)
-    names = sorted(path.name for path in written)
-    return tuple(out.parent / name for name in names)
+    with _writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        for file in written:
+            sync(file)
+            os.replace(file, out.parent / file.name)
+        sync_folder(out.parent)
+    return tuple(sorted(out.parent / path.name for path in written))

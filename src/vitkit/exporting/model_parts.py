@@ -45,7 +45,7 @@ class ModelParts:
     def batches(self, images: Sequence[UInt8[np.ndarray, "_ _ _"]]) -> list[Tensor]:
         """Return prepared images as the batches that `forward` takes: one, or one for each."""
         if self.takes_pixels:  # images of different sizes make no batch
-            return [_pixel_batch(image) for image in images]
+            return [pixel_batch(image) for image in images]
         return [normalise(torch.from_numpy(np.stack(images)), self.preprocess)]
 
     def blank(self) -> Tensor:
@@ -67,7 +67,7 @@ class SessionForward:
         return torch.from_numpy(self.session.logits(np.ascontiguousarray(images.cpu().numpy())))
 
 
-def _pixel_batch(image: UInt8[np.ndarray, "H W channels"]) -> UInt8[Tensor, "1 H W 3"]:
+def pixel_batch(image: UInt8[np.ndarray, "H W channels"]) -> UInt8[Tensor, "1 H W 3"]:
     """Return a decoded image as a batch for a graph that takes pixels of any size."""
     if image.shape[2] == 1:
         image = np.repeat(image, 3, axis=2)

@@ -22,6 +22,8 @@ FIXED_POINT = 2.0**22
 """Pillow's coefficients of uint8 images are whole multiples of 1 / this number."""
 GREY = (19595, 38470, 7471)
 """Rec. 601 in multiples of 1 / 65536, as Pillow rounds it."""
+ROUNDING_ERROR = 1e-9
+"""Pixels; above the errors of float64 for a length, and below those of float32."""
 CUBIC = -0.5
 """The parameter a of Pillow's bicubic filter (Keys, "Cubic Convolution Interpolation", Eq. 15)."""
 
@@ -156,18 +158,27 @@ def _scaled_lengths(
         long_width = torch.div(tall * width, height, rounding_mode="floor")
         long_height = torch.div(tall * height, width, rounding_mode="floor")
     else:
-        long_width = _nearest(width * tall, height)
-        long_height = _nearest(height * wide, width)
+        long_width = _nearest(width, height, tall)
+        long_height = _nearest(height, width, wide)
     return torch.where(by_height, fixed[0], long_height), torch.where(
         by_height, long_width, fixed[1]
     )
 
 
-def _nearest(numerator: Int64[Tensor, ""], divisor: Int64[Tensor, ""]) -> Int64[Tensor, ""]:
-    """Return the nearest whole number of a quotient; of two equally near ones the even one."""
-    floor = torch.div(2 * numerator + divisor, 2 * divisor, rounding_mode="floor")
-    is_tie = (2 * numerator + divisor) == floor * 2 * divisor
-    return floor - (is_tie & (floor % 2 == 1)).to(torch.int64)
+def _nearest(long: Int64[Tensor, ""], short: Int64[Tensor, ""], target: int) -> Int64[Tensor, ""]:
+    """Return the long side's length where the short one becomes `target`, to the nearest pixel.
+
+    It is exact in whole numbers, but where it falls between two pixels: there `fit` follows the
+    rounding errors of float64, and so does this. On a runtime that computes in float32 the errors
+    are larger than `ROUNDING_ERROR`, and the even neighbour is taken.
+    """
+    doubled = 2 * long * target + short
+    floor = torch.div(doubled, 2 * short, rounding_mode="floor")
+    half = floor.to(torch.float64) - 0.5
+    quotient = long.to(torch.float64) / (short.to(torch.float64) / target)
+    quotient = torch.where((quotient - half).abs() < ROUNDING_ERROR, quotient, half)
+    is_between = doubled == floor * 2 * short
+    return torch.where(is_between, torch.round(quotient).to(torch.int64), floor)
 
 
 def _half_to_even(number: Int64[Tensor, ""]) -> Int64[Tensor, ""]:

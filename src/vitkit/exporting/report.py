@@ -55,6 +55,11 @@ class ExportReport:
         if figures["int8_layers"]:
             executed = sum(figures["int8_layers"].values())
             lines.append(f"int8: {plural(executed, 'layer')} executed in int8")
+            used = figures["calibration"]
+            lines.append(
+                f"calibrated on {plural(used['images'], 'image')} of {used['split']} of "
+                f"{used['data']}; {used['left_out']:,} left out, which the check has, too"
+            )
         latency = figures["latency"]
         other = "torch" if latency["baseline"] == "torch" else "the same runtime in float32"
         lines.append(

@@ -6,17 +6,21 @@ import json
 import math
 from pathlib import Path
 
+from vitkit.data.images.colour import BACKGROUND
 from vitkit.exporting.files.description import ArtefactDescription
 
-OPEN_ONNX = """import onnxruntime
+OPEN_ONNX = """import os
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # read by the import
+import onnxruntime
 session = onnxruntime.InferenceSession("{path}", providers=["CPUExecutionProvider"])
 facts = json.loads(session.get_modelmeta().custom_metadata_map["vitkit"])
 name = session.get_inputs()[0].name
 run = lambda batch: session.run(None, {{name: batch}})"""
 OPEN_OPENVINO = """import openvino
-model = openvino.Core().compile_model("{path}", "CPU", {{"INFERENCE_PRECISION_HINT": "{hint}"}})
-facts = json.loads(openvino.Core().read_model("{path}").get_rt_info(["vitkit"]).astype(str))
-run = lambda batch: [model(batch)[i] for i in range(len(model.outputs))]"""
+graph = openvino.Core().read_model("{path}")
+facts = json.loads(graph.get_rt_info(["vitkit"]).astype(str))
+model = openvino.Core().compile_model(graph, "CPU", {{"INFERENCE_PRECISION_HINT": "{hint}"}})
+run = lambda batch: list(model(batch).values())"""
 OPEN_PT2 = """import zipfile, torch
 archive = zipfile.ZipFile("{path}")
 entry = next(name for name in archive.namelist() if name.endswith("extra/vitkit.json"))
@@ -25,17 +29,15 @@ model = {load}
 def run(batch):
     with torch.inference_mode():
         outputs = model(torch.from_numpy(batch))
-    outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
-    return [output.numpy() for output in outputs]"""
+    return [one.numpy() for one in ([outputs] if torch.is_tensor(outputs) else outputs)]"""
 LOAD = {
     "torch": 'torch.export.load("{path}").module()',
     "aoti": 'torch._inductor.aoti_load_package("{path}")',
 }
 PIXELS = """def probabilities(image):
-    return run(np.asarray(image.convert("RGB"))[None])[0][0]"""
+    return run(np.asarray(image)[None])[0][0]"""
 IMAGES = """def probabilities(image):
-    image = image.convert("RGB"){grey}
-    width, height = image.size
+{grey}    width, height = image.size
 {scaled}
     image = image.resize((wide, tall), Image.Resampling.{filter})
     left, top = round((wide - {width}) / 2), round((tall - {height}) / 2)
@@ -54,7 +56,11 @@ from PIL import Image, ImageOps
 {probabilities}
 
 for path in sys.argv[1:]:
-    found = probabilities(ImageOps.exif_transpose(Image.open(path)))
+    image = ImageOps.exif_transpose(Image.open(path))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "{background}"), image)
+    found = probabilities(image.convert("RGB"))
     best = int(found.argmax())
     print(path, facts["classes"][best] if facts["classes"] else best, f"{{found[best]:.4f}}")
 """
@@ -80,7 +86,7 @@ def script_without_vitkit(description: ArtefactDescription, path: Path) -> str:
         load = LOAD[description.format].format(path=quoted)
         opened = OPEN_PT2.format(path=quoted, load=load)
     body = PIXELS if description.with_preprocessing else _images(description)
-    return SCRIPT.format(opened=opened, probabilities=body)
+    return SCRIPT.format(opened=opened, probabilities=body, background=BACKGROUND)
 
 
 def _images(description: ArtefactDescription) -> str:
@@ -100,7 +106,7 @@ def _images(description: ArtefactDescription) -> str:
         scaled = f"    factor = min(height / {tall}, width / {wide})\n"
         scaled += "    wide, tall = round(width / factor), round(height / factor)"
     return IMAGES.format(
-        grey='.convert("L")' if preprocess.channels == 1 else "",
+        grey='    image = image.convert("L")\n' if preprocess.channels == 1 else "",
         scaled=scaled,
         filter=preprocess.interpolation.upper(),
         width=width,

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from vitkit.data.images.preprocess import preprocess_images
 from vitkit.engines.onnxruntime import OPSET
 from vitkit.engines.quantise import quantise
 from vitkit.errors import SettingError
@@ -30,7 +31,6 @@ from vitkit.exporting.files.torch_file import (
     write_aoti,
     write_torch,
 )
-from vitkit.exporting.gate.checks import model_inputs
 from vitkit.exporting.graph import exported_program, named_onnx
 from vitkit.messages import did_you_mean
 from vitkit.weights.checkpoint import Checkpoint
@@ -142,7 +142,7 @@ def write_artefact(
         if choice.int8:
             inputs: Any = calibration
             if not choice.with_preprocessing:
-                inputs = model_inputs(list(calibration), checkpoint)
+                inputs = preprocess_images(calibration, checkpoint.preprocess)
             with one_line_errors(path, "NNCF", "quantise"):
                 model = quantise(model, inputs, layers=linear_layers(checkpoint))
         write_openvino(model, path, text, half=choice.precision == "float16")

@@ -34,6 +34,30 @@ class Hub(Protocol):
         """Upload all files of a folder in one commit."""
 
 
+@runtime_checkable
+class LabelledModel(Protocol):
+    """A model with the facts that labelled images are opened and counted for it by.
+
+    Attributes:
+        classes: the K class names; empty where they are not known.
+        classes_assumed: True if they are assumed to be those of ImageNet-1k.
+        num_classes: K.
+        metadata: any JSON, such as the settings of the training.
+        temperature: divides the logits before the softmax.
+    """
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+    @property
+    def classes_assumed(self) -> bool: ...
+    @property
+    def num_classes(self) -> int: ...
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
+    @property
+    def temperature(self) -> float: ...
+
+
 @dataclass(frozen=True, repr=False)
 class Checkpoint:
     """A model with everything it needs to be used.
@@ -66,6 +90,11 @@ class Checkpoint:
             f"Checkpoint({self.format}, {millions:.1f} M parameters, {spec.depth} blocks of width "
             f"{spec.width}, {height} x {width} pixels, {spec.num_classes} classes)"
         )
+
+    @property
+    def num_classes(self) -> int:
+        """K, the number of logits; 0 without a head."""
+        return self.model.spec.num_classes
 
     @property
     def classes_assumed(self) -> bool:
@@ -171,7 +200,7 @@ def texts(metadata: Mapping[str, Any], key: str) -> tuple[str, ...]:
     return tuple(map(str, values))
 
 
-def names_for_data(checkpoint: Checkpoint, names: Sequence[str]) -> tuple[str, ...]:
+def names_for_data(checkpoint: LabelledModel, names: Sequence[str]) -> tuple[str, ...]:
     """Return a checkpoint's K class names in the spelling of a dataset.
 
     Args:

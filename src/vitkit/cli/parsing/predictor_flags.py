@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vitkit.cli.parsing.engine_flags import EngineFlags, open_checkpoint
-from vitkit.errors import SettingError
-from vitkit.exporting.files.endings import is_artefact
+from vitkit.exporting.files.endings import engine_refused, is_artefact
 
 if TYPE_CHECKING:
     from vitkit.prediction.image_list import ImageList
@@ -63,7 +62,4 @@ class PredictorFlags:
         choice = self.choice
         plain = EngineFlags("auto", "float32", 0, None, choice.data_root)
         if choice != plain or self.device not in ("auto", "cpu"):
-            raise SettingError(
-                f"{path} is an exported model, which has its runtime and precision and runs on the "
-                "CPU; leave out --engine, --precision, --merge, --calibrate and --device"
-            )
+            raise engine_refused(path)

@@ -16,6 +16,7 @@ from vitkit.exporting.files.endings import ENDINGS
 from vitkit.io.strict_json import parse_json
 from vitkit.messages import escape
 from vitkit.spec import Preprocess
+from vitkit.weights.imagenet_classes import names_are_assumed
 
 ARTEFACT_KEY = "vitkit"
 """Key of the description in the metadata of each format."""
@@ -42,7 +43,8 @@ class ArtefactDescription:
         with_preprocessing: True if the graph takes uint8 images (B, H, W, 3) of any size and
             returns probabilities and logits; else it takes (B, C, h, w) float32 and returns logits.
         versions: of the libraries that wrote it.
-        source: the checkpoint's name and its sha256, if it is a file.
+        source: the checkpoint's name, its sha256, if it is a file, and `metadata`, the part of its
+            metadata that says how its data were opened and split.
         figures: of the check after writing, as `OUT.json` has them.
     """
 
@@ -57,6 +59,17 @@ class ArtefactDescription:
     versions: dict[str, str] = field(default_factory=dict)
     source: dict[str, Any] = field(default_factory=dict)
     figures: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """How the checkpoint's data were opened and split, by the names of its own metadata."""
+        stored = self.source.get("metadata")
+        return stored if isinstance(stored, dict) else {}
+
+    @property
+    def classes_assumed(self) -> bool:
+        """True if no file names the classes and they are assumed to be those of ImageNet-1k."""
+        return names_are_assumed(self.classes, self.metadata)
 
     def to_text(self) -> str:
         """Return the JSON document."""

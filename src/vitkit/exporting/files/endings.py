@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from os import PathLike, fspath
 
+from vitkit.errors import SettingError
+
 ENDINGS = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2", "aoti": ".pt2"}
 """Format -> ending of the file's name."""
 
@@ -11,3 +13,11 @@ ENDINGS = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2", "aoti": ".pt2"}
 def is_artefact(path: str | PathLike[str]) -> bool:
     """Return True for a name that ends like an exported model's."""
     return fspath(path).lower().endswith(tuple(ENDINGS.values()))
+
+
+def engine_refused(path: str | PathLike[str]) -> SettingError:
+    """Return the error for a choice of engine or device, which an exported model does not leave."""
+    return SettingError(
+        f"{fspath(path)} is an exported model, which has its runtime and precision and runs on the "
+        "CPU; leave out --engine, --precision, --merge, --calibrate and --device"
+    )

@@ -93,15 +93,14 @@ def read_onnx_description(path: Path) -> str | None:
         raise CheckpointError(
             f"{path}: truncated, or not an ONNX file: its graph is empty; copy or export it again"
         )
-    for tensor in _tensors(proto):
-        if tensor.data_location == EXTERNAL:
-            _check_location(path, tensor)
-    own_domains = {function.domain for function in proto.functions}
-    for node in _nodes(proto):
-        if node.domain not in STANDARD_DOMAINS and node.domain not in own_domains:
+    known = {*STANDARD_DOMAINS, *(function.domain for function in proto.functions)}
+    for message in _messages(proto):
+        if isinstance(message, onnx.TensorProto) and message.data_location == EXTERNAL:
+            _check_location(path, message)
+        if isinstance(message, onnx.NodeProto) and message.domain not in known:
             raise CheckpointError(
-                f"{path}: its operator {node.op_type} is of {node.domain!r}, which needs a library "
-                "of its own; export the checkpoint again with vitkit export"
+                f"{path}: its operator {message.op_type} is of {message.domain!r}, which needs a "
+                "library of its own; export the checkpoint again with vitkit export"
             )
     for entry in proto.metadata_props:
         if entry.key == ARTEFACT_KEY:
@@ -127,45 +126,22 @@ def _check_location(path: Path, tensor: Any) -> None:
         )
 
 
-def _graphs(proto: Any) -> Iterator[Any]:
-    """Yield the graph, those in its nodes, and the functions."""
-    waiting = [proto.graph, *proto.functions]
+def _messages(proto: Any) -> Iterator[Any]:
+    """Yield a message of protobuf and all that are in it, at any depth: graphs, nodes, tensors."""
+    waiting = [proto]
     while waiting:
-        graph = waiting.pop()
-        yield graph
-        for node in graph.node:
-            for attribute in node.attribute:
-                if attribute.HasField("g"):
-                    waiting.append(attribute.g)
-                waiting.extend(attribute.graphs)
+        message = waiting.pop()
+        yield message
+        for field, value in message.ListFields():
+            if field.message_type is not None:
+                waiting += [value] if hasattr(value, "ListFields") else value
 
 
-def _nodes(proto: Any) -> Iterator[Any]:
-    for graph in _graphs(proto):
-        yield from graph.node
-
-
-def _tensors(proto: Any) -> Iterator[Any]:
-    """Yield every tensor of a model: weights, and constants in nodes."""
-    for graph in _graphs(proto):
-        if hasattr(graph, "initializer"):  # a function has none
-            yield from graph.initializer
-            for sparse in graph.sparse_initializer:
-                yield sparse.values
-                yield sparse.indices
-        for node in graph.node:
-            for attribute in node.attribute:
-                if attribute.HasField("t"):
-                    yield attribute.t
-                yield from attribute.tensors
-
-
-def open_onnx(path: Path, threads: int | None = None) -> Session:
+def open_onnx(path: Path) -> Session:
     """Open a file that `read_onnx_description` has checked, on the CPU.
 
     Args:
         path: of the file.
-        threads: of a run; default the runtime's choice.
 
     Raises:
         CheckpointError: onnxruntime lacks an operator, or a newer opset is needed.
@@ -174,8 +150,6 @@ def open_onnx(path: Path, threads: int | None = None) -> Session:
     runtime = runtime_module("onnxruntime")
     options = runtime.SessionOptions()
     options.log_severity_level = 4
-    if threads is not None:
-        options.intra_op_num_threads = threads
     with one_line_errors(path, "onnxruntime", "open"):
         session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name

@@ -56,15 +56,12 @@ def read_artefact_description(path: Path) -> ArtefactDescription:
     return description
 
 
-def open_artefact(
-    path: str | PathLike[str], *, trust_code: bool = False, threads: int | None = None
-) -> Artefact:
+def open_artefact(path: str | PathLike[str], *, trust_code: bool = False) -> Artefact:
     """Open an exported model on the CPU.
 
     Args:
         path: as `vitkit export` has written it.
         trust_code: open a `.pt2` file, which can run code that is in it.
-        threads: of a run; default the runtime's choice.
 
     Raises:
         CheckpointError: as for `read_artefact_description`; a `.pt2` file without `trust_code`; a
@@ -75,9 +72,9 @@ def open_artefact(
     path = Path(fspath(path))
     description = read_artefact_description(path)
     if description.format == "onnx":
-        session = open_onnx(path, threads)
+        session = open_onnx(path)
     elif description.format == "openvino":
-        session = open_openvino(path, description.precision, threads)
+        session = open_openvino(path, description.precision)
     else:
         refuse_untrusted(path, trust_code=trust_code)
         session = open_torch(path, description.format)

@@ -54,7 +54,8 @@ def read_openvino_description(path: Path) -> str | None:
     """Return the description in a model; nothing of it is run.
 
     Raises:
-        CheckpointError: truncated or not an OpenVINO model, or weights missing or cut off.
+        CheckpointError: truncated or not an OpenVINO model, or weights missing, cut off, or a link
+            out of the folder.
     """
     root = _parse(path)
     if root.tag != "net" or root.find("layers") is None:
@@ -62,6 +63,11 @@ def read_openvino_description(path: Path) -> str | None:
     weights = weights_beside(path)
     if not weights.is_file():
         raise CheckpointError(f"{path}: its weights {weights.name} are missing; copy both files")
+    if not weights.resolve().is_relative_to(path.parent.resolve()):
+        raise CheckpointError(
+            f"{weights}: is a link to {weights.resolve()}, outside of the file's folder; such a "
+            "file is not opened; copy both files"
+        )
     needed = 0
     for data in root.iterfind("layers/layer/data"):
         # weights are at an offset of the .bin file
@@ -113,13 +119,12 @@ def refuse_no_instructions(path: Path, precision: str) -> None:
         )
 
 
-def open_openvino(path: Path, precision: str, threads: int | None = None) -> Session:
+def open_openvino(path: Path, precision: str) -> Session:
     """Open a model that `read_openvino_description` has checked, on the CPU.
 
     Args:
         path: of the `.xml` file.
         precision: of the artefact.
-        threads: of a run; default the runtime's choice.
 
     Raises:
         CheckpointError: OpenVINO lacks an operator.
@@ -128,10 +133,10 @@ def open_openvino(path: Path, precision: str, threads: int | None = None) -> Ses
     """
     refuse_no_instructions(path, precision)
     core = runtime_module("openvino").Core()
-    settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": PRECISIONS.get(precision, "f32")}
-    settings["PERFORMANCE_HINT"] = "LATENCY"
-    if threads is not None:
-        settings["INFERENCE_NUM_THREADS"] = threads
+    settings = {
+        "INFERENCE_PRECISION_HINT": PRECISIONS.get(precision, "f32"),
+        "PERFORMANCE_HINT": "LATENCY",
+    }
     with one_line_errors(path, "OpenVINO", "open"):
         compiled = core.compile_model(core.read_model(str(path)), "CPU", settings)
 

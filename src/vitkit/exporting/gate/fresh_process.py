@@ -24,7 +24,7 @@ SECONDS = 300.0
 """Time that opening, or one batch, may take; the largest models take some 30 s a batch."""
 CHILD = "vitkit.exporting.gate.gate_child"
 LEAVING_SECONDS = 10.0
-"""Time in which a process may end by itself."""
+"""Time in which a process whose pipes are closed ends by itself; then it is killed."""
 
 
 class FreshProcess:
@@ -32,9 +32,8 @@ class FreshProcess:
 
     Args:
         path: of the artefact.
-        threads: of a run; default the runtime's choice.
         seconds: time that opening, or one batch, may take.
-        command: the child; it takes the path and the number of threads.
+        command: the child; it takes the path.
 
     Attributes:
         network: how the child was cut off from the network.
@@ -48,7 +47,6 @@ class FreshProcess:
         self,
         path: Path,
         *,
-        threads: int | None = None,
         seconds: float = SECONDS,
         command: Sequence[str] = (sys.executable, "-m", CHILD),
     ) -> None:
@@ -63,13 +61,19 @@ class FreshProcess:
             **os.environ,
             "PYTHONPATH": root if not known else f"{root}{os.pathsep}{known}",
         }
-        self._process = subprocess.Popen(
-            [*command, str(path), str(threads or 0)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._messages,
-            env=variables,
-        )
+        try:
+            self._process = subprocess.Popen(
+                [*command, str(path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._messages,
+                env=variables,
+            )
+        except OSError as error:
+            self._messages.close()
+            raise CheckpointError(
+                f"{path}: no process can be started to check it in: {error.strerror}"
+            ) from None
         try:
             values, _ = self._answer()
         except BaseException:
@@ -106,18 +110,22 @@ class FreshProcess:
         assert self._process.stdin is not None, "a pipe"
         with suppress(OSError):  # what it had not read yet
             self._process.stdin.close()
-        self._wait_and_kill()
+        self._leaves()
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None, "both are pipes"
             with suppress(OSError):  # what it had not read yet
                 stream.close()
         self._messages.close()
 
-    def _wait_and_kill(self) -> None:
-        with suppress(subprocess.TimeoutExpired):
+    def _leaves(self) -> bool:
+        """Wait for the end of the process; kill one that goes on, and return False then."""
+        try:
             self._process.wait(LEAVING_SECONDS)
-        self._process.kill()
-        self._process.wait()
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            return False
+        return True
 
     def _exchange(self, images: np.ndarray, times: int) -> tuple[dict[str, Any], list[np.ndarray]]:
         return self._answer((images,), times)
@@ -143,9 +151,11 @@ class FreshProcess:
                 send_message(requests, {"times": times}, arrays)
             values, outputs = receive_message(answers)
         except (EOFError, OSError, ValueError):
-            self._wait_and_kill()  # it closes its pipes before it has ended
+            leaves = self._leaves()  # it closes its pipes before it has ended
             if timed_out.is_set():
                 reason = f"does not answer within {self._seconds:g} s"
+            elif not leaves:
+                reason = "sends something else than an answer, and does not end"
             else:
                 reason = self._end()
             raise CheckpointError(f"{self._path}: its runtime {reason}") from None

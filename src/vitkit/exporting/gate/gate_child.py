@@ -20,7 +20,7 @@ def answer_runs(arguments: list[str]) -> None:
     """Open the artefact, then answer each message until the pipe closes.
 
     Args:
-        arguments: the artefact's path, and the number of threads or `0` for the runtime's choice.
+        arguments: the artefact's path.
     """
     # runtimes may print: the answers have a pipe of their own
     answers = os.fdopen(os.dup(1), "wb")
@@ -31,9 +31,8 @@ def answer_runs(arguments: list[str]) -> None:
     from vitkit.exporting.files.open_artefact import open_artefact
     from vitkit.exporting.gate.array_pipe import receive_message, send_message
 
-    path, threads = arguments
     try:
-        artefact = open_artefact(path, trust_code=True, threads=int(threads) or None)
+        artefact = open_artefact(arguments[0], trust_code=True)
     except VitkitError as error:
         send_message(answers, {"error": str(error)})
         return

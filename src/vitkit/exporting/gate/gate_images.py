@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64, UInt8
@@ -58,6 +60,35 @@ class GateImages:
             pixels = np.repeat(pixels, 3, axis=2)
         return np.ascontiguousarray(pixels)
 
+    def digests(self) -> set[bytes]:
+        """Return the SHA-256 of each image's pixels and shape."""
+        return {_digest(self.read(index)) for index in range(len(self))}
+
+
+@dataclass(frozen=True)
+class CalibrationImages:
+    """Images that int8 is calibrated with; none is among those of the check.
+
+    Attributes:
+        images: N of them, RGB (H, W, 3) uint8.
+        data: name of the dataset.
+        split: of the dataset.
+        left_out: how many were left out, as the same pixels are among those of the check.
+    """
+
+    images: tuple[UInt8[np.ndarray, "_ _ 3"], ...]
+    data: str
+    split: str
+    left_out: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values, as `OUT.json` has them."""
+        return {**vars(self), "images": len(self.images)}
+
+
+def _digest(pixels: UInt8[np.ndarray, "H W 3"]) -> bytes:
+    return hashlib.sha256(pixels.tobytes() + str(pixels.shape).encode()).digest()
+
 
 class GeneratedImages:
     """Noise with the spectrum of photographs, of several sizes, the same in every call."""
@@ -110,13 +141,15 @@ def open_gate_images(
 
 def open_calibration(
     checkpoint: Checkpoint, data: str, gate: GateImages, data_root: str | Path | None
-) -> list[UInt8[np.ndarray, "H W 3"]]:
+) -> CalibrationImages:
     """Return up to 300 images to calibrate int8 with, evenly over a split.
+
+    Those with the same pixels as an image of the check are left out.
 
     Args:
         checkpoint: the data must have its classes.
         data: as for `open_dataset`; its `train` split is taken, else `val` or `test`.
-        gate: the images that the result is checked on, which must be others.
+        gate: the images that the result is checked on.
         data_root: the folder of named datasets.
 
     Raises:
@@ -129,16 +162,22 @@ def open_calibration(
             f"--calibrate {data}: the split {name} is the one that the model is checked on with "
             "--data; name other images, such as the training data"
         )
-    images = dataset.splits[name]
+    source = GateImages(dataset.splits[name])
+    chosen = np.linspace(0, len(source) - 1, min(SUBSET_SIZE, len(source))).astype(int)
+    images = tuple(map(source.read, chosen.tolist()))
+    left_out = 0
+    if gate.labels is not None:
+        checked = gate.digests()
+        images = tuple(image for image in images if _digest(image) not in checked)
+        left_out = len(chosen) - len(images)
     if len(images) < FEWEST_CALIBRATION_IMAGES:
+        without = f", without {left_out:,} that the model is checked on," if left_out else ""
         raise DataError(
-            f"--calibrate {data}: {plural(len(images), 'image')} in {name} are too few to measure "
-            f"the ranges of activations; at least {FEWEST_CALIBRATION_IMAGES} are needed, and "
-            f"{SUBSET_SIZE} are used"
+            f"--calibrate {data}: {plural(len(images), 'image')} in {name}{without} are too few to "
+            f"measure the ranges of activations; at least {FEWEST_CALIBRATION_IMAGES} are needed, "
+            f"and {SUBSET_SIZE} are used"
         )
-    chosen = np.linspace(0, len(images) - 1, min(SUBSET_SIZE, len(images))).astype(int)
-    source = GateImages(images)
-    return [source.read(index) for index in chosen.tolist()]
+    return CalibrationImages(images, data, name, left_out)
 
 
 def _calibration_split(names: Sequence[str]) -> str:
