@@ -63,7 +63,9 @@ def read_openvino_description(path: Path) -> str | None:
     weights = weights_beside(path)
     if not weights.is_file():
         raise CheckpointError(f"{path}: its weights {weights.name} are missing; copy both files")
-    if not weights.resolve().is_relative_to(path.parent.resolve()):
+    # In a cache of the Hugging Face Hub both files are links into one folder.
+    folders = (path.parent.resolve(), path.resolve().parent)
+    if not any(map(weights.resolve().is_relative_to, folders)):
         raise CheckpointError(
             f"{weights}: is a link to {weights.resolve()}, outside of the file's folder; such a "
             "file is not opened; copy both files"
