@@ -61,8 +61,10 @@ def put_first(monkeypatch: pytest.MonkeyPatch, folder: Path, content: str) -> No
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(CRASHING, "ended by SIGFPE"), (WRONG, "its logits differ by [0-9.]+; at most [0-9.e-]+")],
-    ids=["crashing", "wrong"],
+    [
+        pytest.param(CRASHING, "ended by SIGFPE", id="crashing", marks=pytest.mark.soak),
+        pytest.param(WRONG, "its logits differ by [0-9.]+; at most [0-9.e-]+", id="wrong"),
+    ],
 )
 def test_an_engine_that_fails_here_is_refused_with_the_reason(
     checkpoint, tmp_path, monkeypatch, content, reason

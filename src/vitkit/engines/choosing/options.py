@@ -53,7 +53,7 @@ class EngineOptions:
     calibrate: Calibration | None = None
     data_root: str | Path | None = None
     images: int | None = None
-    report: Callable[[str], object] = logging.getLogger("vitkit").info
+    report: Callable[[str], object] = logging.getLogger("vitkit").warning
 
     @classmethod
     def of(cls, engine: str | EngineOptions, **settings: Any) -> EngineOptions:
