@@ -12,6 +12,8 @@ from vitkit.messages import did_you_mean, plural
 EngineName = Literal["torch", "compile", "openvino", "onnxruntime"]
 Precision = Literal["float32", "bfloat16", "int8"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
+CPU_PRECISIONS = ("int8",)
+"""Precisions that engines of the CPU alone have."""
 QUANTISERS = ("nncf",)
 """Packages that int8 needs besides those of the engine."""
 EXTRA = "vitkit[export]"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from vitkit.data.datasets.split import Split
 from vitkit.data.sources.open import DataSource, kept_data
-from vitkit.devices import resolve_device
 from vitkit.engines.choosing.options import EngineOptions, engine_of
 from vitkit.errors import SettingError
 from vitkit.evaluation.evaluation_loop import LabelledLogits, evaluate_outputs, predict_batches
@@ -97,10 +96,9 @@ def _predictions(
     options: EngineOptions,
 ) -> Iterator[LabelledLogits]:
     engine = engine_of(
-        checkpoint.model,
-        checkpoint.preprocess,
+        checkpoint,
         replace(options, images=options.images or len(images)),
-        device=resolve_device(device),
+        device=device,
     )
     return predict_batches(
         engine,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vitkit.cli.parsing.engine_flags import EngineFlags, open_checkpoint
 from vitkit.errors import SettingError
-from vitkit.exporting.files.endings import is_artefact
+from vitkit.exporting.files.endings import is_artefact, may_hold_code
 
 if TYPE_CHECKING:
     from vitkit.prediction.image_list import ImageList
@@ -40,7 +40,7 @@ class PredictorFlags:
             images: that will be predicted.
 
         Raises:
-            SettingError: flags of a checkpoint's engine with an exported model.
+            SettingError: a flag that has no effect on this file.
         """
         # imported here: --help does not wait for torch
         from vitkit.prediction.labels import match_labels, match_names
@@ -50,6 +50,8 @@ class PredictorFlags:
             self._refuse_engine(path)
             predictor = Predictor(path, batch_size=self.batch_size, trust_code=self.trust_code)
             return predictor, match_names(predictor.classes, predictor.classes, images.classes)
+        if self.trust_code:
+            raise _no_effect("--trust-code", path, "a checkpoint, which runs no code")
         checkpoint, options = open_checkpoint(
             path, self.choice, images.total, allow_partial=self.allow_partial
         )
@@ -67,3 +69,11 @@ class PredictorFlags:
                 f"{path} is an exported model, which has its runtime and precision and runs on the "
                 "CPU; leave out --engine, --precision, --merge, --calibrate and --device"
             )
+        if self.allow_partial:
+            raise _no_effect("--allow-partial", path, "an exported model, which is always whole")
+        if self.trust_code and not may_hold_code(path):
+            raise _no_effect("--trust-code", path, "no .pt2 file, and runs no code")
+
+
+def _no_effect(flag: str, path: str, what: str) -> SettingError:
+    return SettingError(f"{flag} has no effect: {path} is {what}; leave it out")
