@@ -46,12 +46,14 @@ class PredictorFlags:
         from vitkit.prediction.labels import match_labels, match_names
         from vitkit.prediction.predictor import Predictor
 
+        if self.trust_code and not may_hold_code(path):
+            raise SettingError(
+                f"--trust-code has no effect: {path} is no .pt2 file, and runs no code; leave it out"
+            )
         if is_artefact(path):
             self._refuse_engine(path)
             predictor = Predictor(path, batch_size=self.batch_size, trust_code=self.trust_code)
             return predictor, match_names(predictor.classes, predictor.classes, images.classes)
-        if self.trust_code:
-            raise _no_effect("--trust-code", path, "a checkpoint, which runs no code")
         checkpoint, options = open_checkpoint(
             path, self.choice, images.total, allow_partial=self.allow_partial
         )
@@ -70,10 +72,7 @@ class PredictorFlags:
                 "CPU; leave out --engine, --precision, --merge, --calibrate and --device"
             )
         if self.allow_partial:
-            raise _no_effect("--allow-partial", path, "an exported model, which is always whole")
-        if self.trust_code and not may_hold_code(path):
-            raise _no_effect("--trust-code", path, "no .pt2 file, and runs no code")
-
-
-def _no_effect(flag: str, path: str, what: str) -> SettingError:
-    return SettingError(f"{flag} has no effect: {path} is {what}; leave it out")
+            raise SettingError(
+                f"--allow-partial has no effect: {path} is an exported model, which is whole; "
+                "leave it out"
+            )
