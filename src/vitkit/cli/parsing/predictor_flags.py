@@ -48,7 +48,7 @@ class PredictorFlags:
 
         if self.trust_code and not may_hold_code(path):
             raise SettingError(
-                f"--trust-code has no effect: {path} is no .pt2 file, and runs no code; leave it out"
+                f"--trust-code has no effect: {path} is no .pt2 file and runs no code; leave it out"
             )
         if is_artefact(path):
             self._refuse_engine(path)
