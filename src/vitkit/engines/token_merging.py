@@ -19,7 +19,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitkit.errors import MODEL, SettingError, check_type
+from vitkit.errors import MODEL, SettingError, UserError, check_type
 from vitkit.layer_table import summary
 from vitkit.models.attention import KERNELS, Context, Heads, MultiHeadSelfAttention
 from vitkit.models.encoder import EncoderBlock, PostNormBlock, ResPostNormBlock
@@ -121,7 +121,7 @@ class MergingViT(ViT):
             raise self._refusal("tokens of inner blocks cannot be returned")
         return super().forward_intermediates(*args, **options)
 
-    def _refusal(self, what: str) -> SettingError:
+    def _refusal(self, what: str) -> UserError:
         reason = f"{what}, as merged tokens are no patches; set merge to 0"
         return SettingError.about("merge", self.r, reason)
 

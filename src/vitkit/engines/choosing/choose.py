@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from vitkit.engines.build import build_engine
+from vitkit.engines.build import build_requested
 from vitkit.engines.choosing.agreement import compare_logits
 from vitkit.engines.choosing.flops import rough_flops
 from vitkit.engines.choosing.make_trials import (
@@ -215,17 +215,7 @@ def _parts(samples: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _build(request: EngineRequest, name: str, precision: str) -> Engine:
-    return build_engine(
-        name,
-        request.model,
-        precision=precision,
-        threads=request.threads,
-        image_size=request.image_size,
-        device=request.device,
-        folder=request.folder,
-        calibration=request.calibration,
-        merge=request.merge,
-    )
+    return build_requested(name, replace(request, precision=precision))
 
 
 def _candidates(wanted: Wanted) -> list[tuple[str, str]]:
