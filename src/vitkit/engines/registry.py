@@ -108,3 +108,12 @@ def refuse_not_installed(engine: str, precision: str = "float32") -> None:
             f"engine {engine} needs {plural(len(missing), 'package')} that {verb} not installed "
             f"({', '.join(missing)}): pip install '{EXTRA}'; it is {kind.gain}"
         )
+
+
+def refuse_uncalibrated(precision: str, images: object) -> None:
+    """Raise `SettingError` for int8 without images, which show the range of each activation."""
+    if precision == "int8" and images is None:
+        raise SettingError(
+            "precision int8 needs images to calibrate with; pass --calibrate DATA (calibrate=), "
+            "such as the training data"
+        )

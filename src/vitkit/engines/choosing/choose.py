@@ -23,7 +23,12 @@ from vitkit.engines.choosing.make_trials import (
 from vitkit.engines.choosing.trial import TRIAL_BATCH, Trial
 from vitkit.engines.choosing.trial_cache import model_folder, one_at_a_time, read_trials
 from vitkit.engines.engine import Engine, EngineRequest
-from vitkit.engines.registry import ENGINES, check_engine, refuse_not_installed
+from vitkit.engines.registry import (
+    ENGINES,
+    check_engine,
+    refuse_not_installed,
+    refuse_uncalibrated,
+)
 from vitkit.errors import CheckpointError, OutputError, SettingError
 from vitkit.messages import plural
 from vitkit.models.vit import ViT
@@ -234,11 +239,7 @@ def _candidates(wanted: Wanted) -> list[tuple[str, str]]:
         pairs += [(name, p) for p in precisions if p in kind.precisions and not kind.missing(p)]
     if not pairs:
         refuse_not_installed("openvino", wanted.precision)
-    if "int8" in precisions and wanted.samples is None:
-        raise SettingError(
-            "precision int8 needs images to calibrate with; pass --calibrate DATA (calibrate=), "
-            "such as the training data"
-        )
+    refuse_uncalibrated(wanted.precision, wanted.samples)
     return pairs
 
 

@@ -21,7 +21,7 @@ from vitkit.data.sources.open import DataSource, open_dataset
 from vitkit.devices import on_device, resolve_device
 from vitkit.engines.choosing.choose import MOST_AGREEMENT, MOST_CALIBRATION, Wanted, choose_engine
 from vitkit.engines.engine import Engine
-from vitkit.engines.registry import CPU_PRECISIONS, KINDS, check_engine
+from vitkit.engines.registry import CPU_PRECISIONS, KINDS, check_engine, refuse_uncalibrated
 from vitkit.errors import DataError, SettingError
 from vitkit.messages import plural
 from vitkit.models.vit import ViT
@@ -84,11 +84,7 @@ class EngineOptions:
     def check(self) -> None:
         """Raise `SettingError` for values that do not exist, before anything is read."""
         check_engine(self.engine, self.precision)
-        if self.precision == "int8" and self.calibrate is None:
-            raise SettingError(
-                "precision int8 needs images to calibrate with; pass --calibrate DATA "
-                "(calibrate=), such as the training data"
-            )
+        refuse_uncalibrated(self.precision, self.calibrate)
         if self.calibrate is not None and self.precision not in ("int8", "auto"):
             raise SettingError(
                 f"--calibrate has no effect with precision {self.precision}; pass --precision "
