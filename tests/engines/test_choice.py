@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 from pathlib import Path
@@ -12,8 +13,13 @@ import torch
 from tiny_checkpoint import save_noisy
 
 import vitkit
+from vitkit.data.datasets.splitting import with_validation
+from vitkit.data.images.preprocess import fit, normalise
+from vitkit.engines.choosing import options as options_module
 from vitkit.engines.choosing.agreement import compare_logits
+from vitkit.engines.choosing.choose import Wanted
 from vitkit.engines.choosing.make_trials import report_line
+from vitkit.engines.choosing.options import calibration_images
 from vitkit.engines.choosing.sample_images import sample_images
 from vitkit.engines.choosing.trial import Trial
 from vitkit.engines.choosing.trial_cache import prune
@@ -34,6 +40,10 @@ def __getattr__(name):
     return lambda *_, **__: Ports()
 """
 """A runtime that answers every call, with 7 for each logit of eight images."""
+
+
+class StopHereError(Exception):
+    """Raised in place of building an engine."""
 
 
 NUMBERS = itertools.count(1)
@@ -61,8 +71,10 @@ def put_first(monkeypatch: pytest.MonkeyPatch, folder: Path, content: str) -> No
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(CRASHING, "ended by SIGFPE"), (WRONG, "its logits differ by [0-9.]+; at most [0-9.e-]+")],
-    ids=["crashing", "wrong"],
+    [
+        pytest.param(CRASHING, "ended by SIGFPE", id="crashing", marks=pytest.mark.soak),
+        pytest.param(WRONG, "its logits differ by [0-9.]+; at most [0-9.e-]+", id="wrong"),
+    ],
 )
 def test_an_engine_that_fails_here_is_refused_with_the_reason(
     checkpoint, tmp_path, monkeypatch, content, reason
@@ -190,3 +202,47 @@ def test_models_used_longest_ago_are_forgotten_first(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["middle", "new"]
     prune(tmp_path, most_bytes=10)
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
+
+
+def test_images_that_training_validated_on_are_not_calibrated_with(checkpoint):
+    images = np.repeat(np.arange(100, dtype=np.uint8), 16 * 24 * 3).reshape(100, 16, 24, 3)
+    labels = [number % 2 for number in range(100)]
+    data = vitkit.open_dataset({"train": (images, labels), "test": (images[:2] + 100, [0, 1])})
+    trained_on = with_validation(data, 0.2)
+    metadata = {"recipe": {"val_fraction": 0.2}, "data": {"fingerprint": trained_on.fingerprint}}
+    loaded = vitkit.load(checkpoint)
+    plain = calibration_images(data, loaded)
+    loaded = dataclasses.replace(loaded, metadata=metadata)
+    assert len(plain) == 100
+    used = calibration_images(data, loaded)
+    assert len(used) == 80
+    validation = trained_on.splits["val"]
+    for index in range(len(validation)):
+        pixels = fit(validation.read(index), loaded.preprocess)
+        image = normalise(torch.from_numpy(pixels[None]), loaded.preprocess)
+        assert not (used == image).flatten(1).all(1).any()
+
+
+def test_the_number_of_images_is_known_where_a_function_gets_them(checkpoint, monkeypatch):
+    expected: list[int | None] = []
+
+    def stop(model: vitkit.ViT, wanted: Wanted, **_: object) -> None:
+        expected.append(wanted.images)
+        raise StopHereError
+
+    monkeypatch.setattr(options_module, "choose_engine", stop)
+    images = some_images(3)
+    for given in (images, iter(images)):
+        with pytest.raises(StopHereError):
+            vitkit.embed(checkpoint, given)
+    assert expected == [3, None]
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"engine": "openvino"}, {"precision": "int8", "calibrate": "digits"}]
+)
+def test_a_device_has_no_effect_with_engines_of_the_processor(checkpoint, arguments):
+    options = vitkit.EngineOptions(**arguments)
+    message = "--device cuda has no effect with .*, which runs on the CPU"
+    with pytest.raises(SettingError, match=message):
+        vitkit.Predictor.from_checkpoint(checkpoint, engine=options, device="cuda")

@@ -62,6 +62,14 @@ def test_a_socket_would_have_been_noticed(tmp_path):
 
 @pytest.mark.soak
 @NO_FILTER
+def test_quantisation_opens_no_internet_socket(tmp_path):
+    process = ended(tmp_path, "--quantise")
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.splitlines()[-1] == "True", "NNCF is imported"
+
+
+@pytest.mark.soak
+@NO_FILTER
 @pytest.mark.parametrize("off", [True, False])
 def test_onnxruntime_would_report_after_a_while(tmp_path, off):
     """Without vitkit's switch, ONNX Runtime 1.29 and later report within a minute."""

@@ -72,7 +72,7 @@ def embed_command(
         engine: auto, torch, compile, openvino or onnxruntime; auto: the fastest here, by trials.
         precision: float32, bfloat16 or int8; auto: the fastest with the same predictions.
         calibrate: DATA for int8, such as the training data; its test split is not used.
-        merge: patch tokens that each block merges, for speed; 0 is none.
+        merge: pairs of similar patches to merge in each block: faster, other predictions; 0: none.
         split: train, val or test: only this split of datasets and of folders with class folders.
         data_root: folder of the named datasets, or the folder that the paths of a CSV begin at.
         overwrite: replace any existing file that is not an input; default: only earlier features.

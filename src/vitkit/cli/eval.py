@@ -97,7 +97,7 @@ def eval_command(
         engine: auto, torch, compile, openvino or onnxruntime; auto: the fastest here, by trials.
         precision: float32, bfloat16 or int8; auto: the fastest with the same predictions.
         calibrate: DATA for int8, such as the training data; its test split is not used.
-        merge: patch tokens that each block merges, for speed; 0 is none.
+        merge: pairs of similar patches to merge in each block: faster, other predictions; 0: none.
         json: print JSON, with every class, the confusion matrix and the 50 highest losses.
         confusion: .png, .svg or .csv file for the confusion matrix; rows are true classes.
         predictions: write a row for each image to this .csv file; loss_rank 1 has the highest loss.

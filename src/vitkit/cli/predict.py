@@ -85,7 +85,7 @@ def predict_command(
         engine: auto, torch, compile, openvino or onnxruntime; auto: the fastest here, by trials.
         precision: float32, bfloat16 or int8; auto: the fastest with the same predictions.
         calibrate: DATA for int8, such as the training data; its test split is not used.
-        merge: patch tokens that each block merges, for speed; 0 is none.
+        merge: pairs of similar patches to merge in each block: faster, other predictions; 0: none.
         json: print JSON.
         csv: write this .csv file; without --json, nothing is printed then.
         save_images: write each image with its predicted classes as a PNG file in this folder.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -43,23 +44,27 @@ def build_engine(
         SettingError: an engine or a precision that does not exist, not together, or not here.
         MissingExtraError: packages of the engine are not installed.
     """
-    check_engine(name, precision)
-    if name not in ENGINES:
-        raise SettingError(f"engine {name!r}: name one of {', '.join(ENGINES)}")
-    refuse_not_installed(name, precision)
-    kind = ENGINES[name]
-    device = device or next(model.parameters()).device
-    if kind.cpu_only:
-        device = torch.device("cpu")
     request = EngineRequest(
         model=model,
         precision=precision,
         threads=threads or torch.get_num_threads(),
         image_size=image_size or model.spec.image_size,
-        device=device,
+        device=device or next(model.parameters()).device,
         folder=folder,
         calibration=calibration,
         merge=merge,
     )
+    return build_requested(name, request)
+
+
+def build_requested(name: str, request: EngineRequest) -> Engine:
+    """Build an engine for all that a request has. Errors as `build_engine`."""
+    check_engine(name, request.precision)
+    if name not in ENGINES:
+        raise SettingError(f"engine {name!r}: name one of {', '.join(ENGINES)}")
+    refuse_not_installed(name, request.precision)
+    kind = ENGINES[name]
+    if kind.cpu_only:
+        request = replace(request, device=torch.device("cpu"))
     forward = resolve_name(f"vitkit.engines.{kind.builder}")(request)
-    return Engine(name, precision, forward, device)
+    return Engine(name, request.precision, forward, request.device)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,6 +13,9 @@ from torch import Tensor
 from vitkit.engines.engine import EngineRequest, Forward
 from vitkit.models.vit import ViT
 
+Capture: TypeAlias = Callable[[Forward, Tensor], Forward]
+Kind: TypeAlias = tuple[torch.Size, torch.dtype]
+"""Shape and dtype of images."""
 WARM_UP_CALLS = 3
 """Calls on a side stream before a capture, in which libraries allocate their workspaces."""
 
@@ -27,6 +32,34 @@ def build_eager(request: EngineRequest) -> Forward:
     return SingleImageGraph(forward) if request.device.type == "cuda" else forward
 
 
+def capture_graph(forward: Forward, images: Tensor) -> Forward:
+    """Return the CUDA graph of a forward pass, as a function from images like these to outputs.
+
+    Args:
+        forward: without any wait for the GPU inside.
+        images: on a GPU.
+    """
+    given = images.clone()
+    with torch.cuda.device(images.device):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP_CALLS):
+                forward(given)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            output = forward(given)
+
+    def replay(images: Tensor) -> Tensor:
+        with torch.cuda.device(given.device):
+            given.copy_(images)
+            graph.replay()
+            return output.clone()  # the next replay overwrites it
+
+    return replay
+
+
 def cast(model: ViT, precision: str) -> ViT:
     """Return a model in a precision: itself in float32, else a copy with other weights.
 
@@ -41,46 +74,29 @@ class SingleImageGraph:
     """A forward pass on a GPU that captures a CUDA graph for single images, at the second one.
 
     One image is not enough work for a GPU: its time is that of starting some 150 kernels, which a
-    graph starts at once (`docs/benchmarks.md`, "On a GPU"). Other batches run as they are.
+    graph starts at once (`docs/benchmarks.md`, "On a GPU"). Other batches run as they are, and so
+    do single images of another shape or dtype than those of the graph.
 
     Args:
         forward: (B, C, H, W) -> (B, K), without any wait for the GPU inside.
+        capture: makes the graph of `forward` for an image, as a function from such an image.
     """
 
-    def __init__(self, forward: Forward) -> None:
+    def __init__(self, forward: Forward, capture: Capture = capture_graph) -> None:
         self._forward = forward
-        self._lock = threading.Lock()  # the graph has one input and one output
-        self._seen: torch.Size | None = None
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._input = self._output = torch.empty(0)
+        self._capture = capture
+        self._lock = threading.Lock()  # a graph has one input and one output
+        self._seen: Kind | None = None
+        self._graphs: dict[Kind, Forward] = {}
+        """At most one: each graph holds the memory of a forward pass."""
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return the outputs (B, K)."""
         if len(images) != 1:
             return self._forward(images)
-        with self._lock, torch.cuda.device(images.device), torch.inference_mode():
-            if self._graph is None:
-                if self._seen != images.shape:  # the first one: there may be no other
-                    self._seen = images.shape
-                    return self._forward(images)
-                self._capture(images)
-            if images.shape != self._input.shape or images.dtype != self._input.dtype:
-                return self._forward(images)
-            assert self._graph is not None, "captured above"
-            self._input.copy_(images)
-            self._graph.replay()
-            return self._output.clone()
-
-    def _capture(self, images: Tensor) -> None:
-        given = images.clone()
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP_CALLS):
-                self._forward(given)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            output = self._forward(given)
-        # all at once, after a capture that has succeeded
-        self._graph, self._input, self._output = graph, given, output
+        kind = (images.shape, images.dtype)
+        with self._lock, torch.inference_mode():
+            if not self._graphs and self._seen == kind:  # not the first one: there may be no other
+                self._graphs[kind] = self._capture(self._forward, images)
+            self._seen = kind
+            return self._graphs.get(kind, self._forward)(images)

@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 
 from vitkit.engines.engine import EngineRequest, Forward
 from vitkit.engines.program import OUTPUT, export_program, without_warnings
+from vitkit.engines.registry import refuse_uncalibrated
 from vitkit.engines.telemetry import import_runtime
 from vitkit.errors import SettingError
 
@@ -76,11 +77,8 @@ def convert_and_keep(request: EngineRequest) -> OVModel:
     if request.precision == "int8":
         from vitkit.engines.quantise import quantise
 
-        if request.calibration is None:
-            raise SettingError(
-                "precision int8 needs images to calibrate with; pass --calibrate DATA "
-                "(calibrate=), such as the training data"
-            )
+        refuse_uncalibrated(request.precision, request.calibration)
+        assert request.calibration is not None, "refused above"
         model = quantise(model, request.calibration)
     path = _file(request)
     if path is not None:

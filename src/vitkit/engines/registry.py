@@ -12,6 +12,8 @@ from vitkit.messages import did_you_mean, plural
 EngineName = Literal["torch", "compile", "openvino", "onnxruntime"]
 Precision = Literal["float32", "bfloat16", "int8"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
+CPU_PRECISIONS = ("int8",)
+"""Precisions that engines of the CPU alone have."""
 QUANTISERS = ("nncf",)
 """Packages that int8 needs besides those of the engine."""
 EXTRA = "vitkit[export]"
@@ -105,4 +107,13 @@ def refuse_not_installed(engine: str, precision: str = "float32") -> None:
         raise MissingExtraError(
             f"engine {engine} needs {plural(len(missing), 'package')} that {verb} not installed "
             f"({', '.join(missing)}): pip install '{EXTRA}'; it is {kind.gain}"
+        )
+
+
+def refuse_uncalibrated(precision: str, images: object) -> None:
+    """Raise `SettingError` for int8 without images, which show the range of each activation."""
+    if precision == "int8" and images is None:
+        raise SettingError(
+            "precision int8 needs images to calibrate with; pass --calibrate DATA (calibrate=), "
+            "such as the training data"
         )

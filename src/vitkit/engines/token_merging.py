@@ -2,6 +2,10 @@
 
 "Token Merging: Your ViT But Faster" (ToMe, arXiv 2210.09461), Sec. 3. Numbers of tokens depend on
 the image size and r alone, so a merged model can be compiled and exported.
+
+The authors' program (github.com/facebookresearch/ToMe, `tome/merge.py`) keeps the class token in
+the set A of the matching, where it is never merged; here both sets hold patch tokens alone, so that
+registers change nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitkit.errors import MODEL, SettingError, check_type
+from vitkit.errors import MODEL, SettingError, UserError, check_type
 from vitkit.layer_table import summary
 from vitkit.models.attention import KERNELS, Context, Heads, MultiHeadSelfAttention
 from vitkit.models.encoder import EncoderBlock, PostNormBlock, ResPostNormBlock
@@ -72,7 +76,8 @@ class MergingViT(ViT):
         r: as given.
 
     Raises:
-        SettingError: not a ViT, a number below 0, or a model with rotary positions.
+        SettingError: not a ViT, a number below 0 or above half of the patches, or a model with
+            rotary positions.
     """
 
     def __init__(self, model: ViT, r: int) -> None:
@@ -116,10 +121,9 @@ class MergingViT(ViT):
             raise self._refusal("tokens of inner blocks cannot be returned")
         return super().forward_intermediates(*args, **options)
 
-    def _refusal(self, what: str) -> SettingError:
-        return SettingError(
-            f"merge = {self.r}: {what}, as merged tokens are no patches; set merge to 0"
-        )
+    def _refusal(self, what: str) -> UserError:
+        reason = f"{what}, as merged tokens are no patches; set merge to 0"
+        return SettingError.about("merge", self.r, reason)
 
     def _unmerged(self, state: Merged) -> Tokens:
         """Apply the last norm, and give each patch of the image its token."""
@@ -139,7 +143,8 @@ def merge_tokens(model: ViT, r: int) -> MergingViT:
         r: tokens that a block has fewer than the block before, such as 8 for ViT-B/16.
 
     Raises:
-        SettingError: not a ViT, a number below 0, or a model with rotary positions.
+        SettingError: not a ViT, a number below 0 or above half of the patches, or a model with
+            rotary positions.
 
     >>> model = ViT(image_size=32, patch_size=8, width=64, depth=2, num_heads=4, mlp_width=128)
     >>> merged = merge_tokens(model.eval(), 4)
@@ -187,20 +192,28 @@ def merged_compute_share(model: ViT, r: int) -> float:
 def _check_merge(spec: ViTSpec, r: int) -> None:
     if not isinstance(r, int) or isinstance(r, bool) or r < 0:
         raise SettingError.about("merge", r, "must be a whole number, 0 or more")
+    most = spec.num_patches // 2
+    if r > most:
+        raise SettingError.about(
+            "merge", r, f"must be at most {most}, half of the model's {spec.num_patches} patches"
+        )
     if r and spec.positions == "rope":
-        raise SettingError(
-            f"merge = {r}: the model has rotary positions (positions='rope'), and a merged token "
-            "has no single position; set merge to 0"
+        raise SettingError.about(
+            "merge",
+            r,
+            "the model has rotary positions (positions='rope'), and a merged token has no single "
+            "position; leave merging out",
         )
 
 
 def _merged_of(patches: int, r: int) -> int:
-    """Return how many of so many patch tokens a block merges: at most half (appendix D)."""
+    """Return how many of so many patch tokens a block merges: at most half, as the sets of
+    the matching are halves."""
     return min(r, patches // 2)
 
 
 def _merging_block(block: nn.Module, state: Merged, prefix: int, r: int) -> Merged:
-    """Run a block with merging between its halves (Fig. 1)."""
+    """Run a block with merging between its halves: Sec. 3, "Strategy"."""
     assert isinstance(block, EncoderBlock)
     log_sizes = None if state.sizes is None else state.sizes.log()[:, None, None]  # B 1 1 T
     keys: list[Heads] = []
@@ -256,7 +269,7 @@ def _proportional(
 
 
 def _match(keys: Heads, prefix: int, count: int) -> Matching:
-    """Choose the tokens to merge: Sec. 3, Bipartite Soft Matching.
+    """Choose the tokens to merge: Sec. 3, "Token Similarity" and "Bipartite Soft Matching".
 
     Patch tokens at even places (A) have an edge to the most similar one at odd places (B), by the
     cosine of the keys' means over heads; the `count` most similar pairs are merged.

@@ -13,10 +13,11 @@ import numpy as np
 from vitkit.errors import DataError, SettingError
 from vitkit.evaluation.evaluate import EvaluationChoice, evaluate_checkpoint
 from vitkit.evaluation.mcnemar import SIGNIFICANCE_LEVEL, mcnemar
-from vitkit.evaluation.open_data import CLASSES_SHOWN, stored_object
+from vitkit.evaluation.open_data import CLASSES_SHOWN
 from vitkit.evaluation.result import Evaluation
 from vitkit.messages import plural
 from vitkit.plots.html import html_table, html_text
+from vitkit.weights.checkpoint import stored_object
 from vitkit.weights.load import load
 
 TUNED_SETTINGS = frozenset({"amp", "attention_kernel", "compile"})

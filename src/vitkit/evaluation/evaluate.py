@@ -8,7 +8,6 @@ from pathlib import Path
 
 from vitkit.data.datasets.split import Split
 from vitkit.data.sources.open import DataSource, kept_data
-from vitkit.devices import resolve_device
 from vitkit.engines.choosing.options import EngineOptions, engine_of
 from vitkit.errors import SettingError
 from vitkit.evaluation.evaluation_loop import LabelledLogits, evaluate_outputs, predict_batches
@@ -59,10 +58,7 @@ def evaluate_checkpoint(
 
     def predict(images: Split) -> Iterator[LabelledLogits]:
         engine = engine_of(
-            checkpoint.model,
-            checkpoint.preprocess,
-            replace(options, images=options.images or len(images)),
-            device=resolve_device(device),
+            checkpoint, replace(options, images=options.images or len(images)), device=device
         )
         return predict_batches(
             engine,

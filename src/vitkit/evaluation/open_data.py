@@ -18,12 +18,12 @@ from vitkit.data.datasets.label_changes import read_label_changes
 from vitkit.data.datasets.pixel_cache import cached
 from vitkit.data.datasets.relabelling import relabel
 from vitkit.data.datasets.split import Split
-from vitkit.data.datasets.splitting import with_validation_of
+from vitkit.data.datasets.splitting import with_cut_of, with_validation_of
 from vitkit.data.sources.objects.open_objects import find_object
 from vitkit.data.sources.open import open_dataset
 from vitkit.errors import DataError
 from vitkit.messages import did_you_mean
-from vitkit.weights.checkpoint import LabelledModel, names_for_data
+from vitkit.weights.checkpoint import LabelledModel, names_for_data, stored_object
 
 READ_METADATA = {
     "recipe": ("ignore_extra_classes", "follow_links", "val_fraction", "bad_images"),
@@ -94,16 +94,11 @@ def open_as_in_training(
     )
     # first: about data of other classes, no other problem matters
     _match_or_refuse(checkpoint, dataset)
-    # checkpoints of an earlier version were trained on another split of the same data
-    if dataset.as_before is not None and dataset.as_before.fingerprint == trained_on:
-        dataset = dataset.as_before
+    dataset = with_cut_of(dataset, trained_on)
     if cache is not None:
         dataset = cached(dataset, None if cache == "auto" else cache)
         logging.getLogger("vitkit").info("%s", dataset.notes[-1])
-    fraction = settings.get("val_fraction")
-    # the recipe is a stranger's JSON: a value of another type counts as missing
-    if trained_on is not None and isinstance(fraction, float) and fraction > 0:
-        dataset = with_validation_of(dataset, trained_on, fraction)
+    dataset = with_validation_of(dataset, trained_on, settings.get("val_fraction"))
     _refuse_changed_split(trained_on, dataset)
     if changes is not None:
         dataset = relabel(dataset, changes)
@@ -131,19 +126,6 @@ def _open_object(
     if trained_on in marks:
         return dataset
     return given.as_split("test").open(ignore_extra_classes=ignore_extra_classes)
-
-
-def stored_object(checkpoint: LabelledModel, name: str) -> dict[str, Any]:
-    """Return an object of a checkpoint's metadata; an empty one if there is none.
-
-    Args:
-        checkpoint: of any origin, so that its metadata may be any JSON.
-        name: of the object, such as `recipe`.
-    """
-    value = checkpoint.metadata.get(name)
-    if not isinstance(value, dict):
-        return {}
-    return value
 
 
 def split_metadata(model: LabelledModel) -> dict[str, Any]:

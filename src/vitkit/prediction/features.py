@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
 
 from vitkit.data.sources.open import DataSource
-from vitkit.devices import resolve_device
 from vitkit.engines.choosing.options import EngineOptions, engine_of
-from vitkit.prediction.find import Images
+from vitkit.prediction.find import Images, as_list, count_images
 from vitkit.prediction.predictor import Predictor
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import as_checkpoint
@@ -36,13 +36,7 @@ def feature_predictor(
         SettingError: a batch size below 1, or an engine that cannot be used.
         MissingExtraError: an engine that is not installed.
     """
-    engine = engine_of(
-        checkpoint.model,
-        checkpoint.preprocess,
-        options or EngineOptions(),
-        device=resolve_device(device),
-        features=True,
-    )
+    engine = engine_of(checkpoint, options or EngineOptions(), device=device, features=True)
     return Predictor(engine, checkpoint.preprocess, device=engine.device, batch_size=batch_size)
 
 
@@ -74,6 +68,9 @@ def embed(
             wrong value.
     """
     options = EngineOptions.of(engine, precision=precision, merge=merge, calibrate=calibrate)
+    images = as_list(images)
+    if options.images is None:
+        options = replace(options, images=count_images(images))
     predictor = feature_predictor(
         as_checkpoint(checkpoint), device=device, batch_size=batch_size, options=options
     )

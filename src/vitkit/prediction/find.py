@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TypeAlias
@@ -258,3 +258,10 @@ def as_list(images: Images) -> Iterable[AnyImage]:
             f"expected a list of images, got one {type(images).__name__}; write [image]"
         )
     return images
+
+
+def count_images(images: Iterable[AnyImage]) -> int | None:
+    """Return the number of images of a list, or None for a stream, whose end is not known."""
+    if isinstance(images, ImageList):
+        return images.total
+    return len(images) if isinstance(images, Sized) else None

@@ -17,7 +17,6 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.data.datasets.memory_limit import PIXELS_AT_ONCE, MemoryLimit
-from vitkit.devices import resolve_device
 from vitkit.engines.choosing.options import Calibration, EngineOptions, engine_of
 from vitkit.errors import CheckpointError, ImageError, SettingError, UserCodeError
 from vitkit.evaluation.finite_outputs import finite_rows, refuse_not_finite
@@ -125,7 +124,8 @@ class Predictor:
             checkpoint: a checkpoint or its path; its model stays where it is.
             engine: `torch`, `compile`, `openvino` or `onnxruntime`; `auto` takes the fastest one
                 here, by trials that are made once for a model and a machine, where the work is
-                worth them. Or `EngineOptions`, which have these and further settings.
+                worth them: 1,000 images are expected. Or `EngineOptions`, which have these and
+                further settings, such as `images=50_000`.
             precision: `float32`, `bfloat16` or `int8`; `auto` takes the fastest whose logits agree
                 with those of float32.
             device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
@@ -148,13 +148,7 @@ class Predictor:
                 f"{checkpoint.path or 'this model'} has no head and predicts no classes; vitkit "
                 "embed writes its features, and vitkit train --pretrained trains a head"
             )
-        model_device = resolve_device(device)
-        forward = engine_of(
-            checkpoint.model,
-            checkpoint.preprocess,
-            options,
-            device=model_device,
-        )
+        forward = engine_of(checkpoint, options, device=device)
         return cls(
             forward,
             checkpoint.preprocess,

@@ -218,3 +218,16 @@ def names_for_data(checkpoint: LabelledModel, names: Sequence[str]) -> tuple[str
     if set(names) <= set(ids):
         return ids
     return ()
+
+
+def stored_object(checkpoint: LabelledModel, name: str) -> dict[str, Any]:
+    """Return an object of a checkpoint's metadata; an empty one if there is none.
+
+    Args:
+        checkpoint: of any origin, so that its metadata may be any JSON.
+        name: of the object, such as `recipe`.
+    """
+    value = checkpoint.metadata.get(name)
+    if not isinstance(value, dict):
+        return {}
+    return value

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vitkit.cli.parsing.engine_flags import EngineFlags, open_checkpoint
-from vitkit.exporting.files.endings import engine_refused, is_artefact
+from vitkit.errors import SettingError
+from vitkit.exporting.files.endings import engine_refused, is_artefact, may_hold_code
 
 if TYPE_CHECKING:
     from vitkit.prediction.image_list import ImageList
@@ -39,12 +40,16 @@ class PredictorFlags:
             images: that will be predicted.
 
         Raises:
-            SettingError: flags of a checkpoint's engine with an exported model.
+            SettingError: a flag that has no effect on this file.
         """
         # imported here: --help does not wait for torch
         from vitkit.prediction.labels import match_labels, match_names
         from vitkit.prediction.predictor import Predictor
 
+        if self.trust_code and not may_hold_code(path):
+            raise SettingError(
+                f"--trust-code has no effect: {path} is no .pt2 file and runs no code; leave it out"
+            )
         if is_artefact(path):
             self._refuse_engine(path)
             predictor = Predictor(path, batch_size=self.batch_size, trust_code=self.trust_code)
@@ -63,3 +68,8 @@ class PredictorFlags:
         plain = EngineFlags("auto", "float32", 0, None, choice.data_root)
         if choice != plain or self.device not in ("auto", "cpu"):
             raise engine_refused(path)
+        if self.allow_partial:
+            raise SettingError(
+                f"--allow-partial has no effect: {path} is an exported model, which is whole; "
+                "leave it out"
+            )

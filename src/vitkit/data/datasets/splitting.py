@@ -154,14 +154,24 @@ def with_validation(dataset: Dataset, fraction: float, seed: int = 0) -> Dataset
     return _with_earlier_cut(_with_validation(dataset, cut_together, seed), separated)
 
 
-def with_validation_of(dataset: Dataset, fingerprint: str, fraction: float) -> Dataset:
+def with_cut_of(dataset: Dataset, fingerprint: object) -> Dataset:
+    """Return the dataset as an earlier rule cut it, if a run of this fingerprint had that cut."""
+    before = dataset.as_before
+    if before is not None and before.fingerprint == fingerprint:
+        return before
+    return dataset
+
+
+def with_validation_of(dataset: Dataset, fingerprint: object, fraction: object) -> Dataset:
     """Return the dataset with the validation split of a run, by today's rule or the earlier one.
 
     Args:
-        dataset: returned as it is where the run was about other data.
-        fingerprint: the run's, after its cut.
-        fraction: the run's part of train.
+        dataset: returned as it is where the run was about other data, or cut nothing off.
+        fingerprint: the run's, after its cut; of a stranger's JSON, so that it may be anything.
+        fraction: the run's part of train; likewise.
     """
+    if not isinstance(fraction, float) or fraction <= 0:
+        return dataset
     if fingerprint not in (dataset.fingerprint, _copies_together(dataset.fingerprint)):
         return dataset
     now = with_validation(dataset, fraction)

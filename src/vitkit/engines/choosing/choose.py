@@ -8,16 +8,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
-from vitkit.engines.build import build_engine
+from vitkit.engines.build import build_requested
+from vitkit.engines.choosing.agreement import compare_logits
 from vitkit.engines.choosing.flops import rough_flops
-from vitkit.engines.choosing.make_trials import make_trials, report_line
-from vitkit.engines.choosing.trial import Trial
-from vitkit.engines.choosing.trial_cache import model_folder, read_trials
+from vitkit.engines.choosing.make_trials import (
+    make_trials,
+    report_line,
+    samples_for,
+    torch_logits,
+)
+from vitkit.engines.choosing.trial import TRIAL_BATCH, Trial
+from vitkit.engines.choosing.trial_cache import model_folder, one_at_a_time, read_trials
 from vitkit.engines.engine import Engine, EngineRequest
-from vitkit.engines.registry import ENGINES, check_engine, refuse_not_installed
-from vitkit.errors import CheckpointError, SettingError
+from vitkit.engines.registry import (
+    ENGINES,
+    check_engine,
+    refuse_not_installed,
+    refuse_uncalibrated,
+)
+from vitkit.errors import CheckpointError, OutputError, SettingError
 from vitkit.messages import plural
 from vitkit.models.vit import ViT
 from vitkit.weights.formats.saved_model import as_saved
@@ -33,6 +45,8 @@ SLOW_FLOPS = 1e11
 MOST_CALIBRATION = 300
 MOST_AGREEMENT = 128
 """Images of the user's that int8 is calibrated with, and others that agreement is measured on."""
+UNWRITABLE = (OSError, OutputError, SafetensorError)
+"""Errors of a folder that cannot be written."""
 Report = Callable[[str], object]
 
 
@@ -55,7 +69,7 @@ class Wanted:
     images: int | None = None
     merge: int = 0
     samples: Tensor | None = None
-    report: Report = logging.getLogger("vitkit").info
+    report: Report = logging.getLogger("vitkit").warning
 
 
 def choose_engine(
@@ -70,7 +84,11 @@ def choose_engine(
 
     On a GPU, and for work that takes less time than trials, `auto` is torch. Otherwise each
     installed engine is tried in a child process, once: the results are kept in the user's cache.
-    The engine with the shortest expected time for these images is chosen, its start included.
+    The engine with the shortest expected time for these images is chosen, its start included. One
+    that is named is tried, too, unless it is torch or on a GPU.
+
+    Where no trial can be made, as a file cannot describe the model or the cache cannot be written,
+    `auto` is torch, and the logits of an engine that is named are compared here.
 
     Args:
         model: a `ViT` in eval mode, on `device`.
@@ -96,39 +114,94 @@ def choose_engine(
         merge=wanted.merge,
     )
     pairs = _candidates(wanted)
-    if len(pairs) == 1 and pairs[0][0] in ("torch", "compile"):
+    if len(pairs) == 1 and pairs[0][0] == "torch":
         return _build(request, *pairs[0])
-    usual = ("torch", "float32" if wanted.precision == "auto" else wanted.precision)
-    if not _is_plain(model):  # a child process could not read it
-        return _build(request, *(pairs[0] if len(pairs) == 1 else usual))
     seconds = images_expected(wanted) * rough_flops(model.spec) / SLOW_FLOPS
-    may_be_torch = wanted.engine == "auto" and wanted.precision != "int8"
+    may_be_torch = _may_be_torch(wanted)
     on_gpu = device.type != "cpu" and not ENGINES[pairs[0][0]].cpu_only
     if on_gpu or (may_be_torch and seconds < SHORT_SECONDS):
-        return _usual(request, usual, wanted)
+        return _usual(request, wanted, "the work is short or on a GPU")
+    if not _is_plain(model):
+        why = "a child process could not read this model"
+        return _untried(request, pairs[0], agreement, wanted, why)
     request = replace(request, folder=model_folder(request))
     trials = _known(request, pairs)
     if trials is not None:
         return _best(request, trials, wanted)[0]
     if may_be_torch and seconds < WORTH_SECONDS:
-        return _usual(request, usual, wanted)
-    noun = plural(len(pairs), "engine")
-    wanted.report(f"trying {noun} on this model, once on this machine; it takes up to minutes")
-    trials = make_trials(request, pairs, agreement)
+        return _usual(request, wanted, "the work is short or on a GPU")
+    try:
+        trials = _new_trials(request, pairs, agreement, wanted.report)
+    except UNWRITABLE as error:
+        why = "the cache cannot be written"
+        wanted.report(f"no engine is tried, as {why}: {error}; VITKIT_CACHE names another folder")
+        return _untried(replace(request, folder=None), pairs[0], agreement, wanted, why)
     engine, chosen = _best(request, trials, wanted)
     wanted.report(report_line(trials, chosen))
     return engine
 
 
-def _usual(request: EngineRequest, usual: tuple[str, str], wanted: Wanted) -> Engine:
+def _may_be_torch(wanted: Wanted) -> bool:
+    """Return True if torch may be chosen, which needs no trial."""
+    return wanted.engine == "auto" and wanted.precision != "int8"
+
+
+def _usual(request: EngineRequest, wanted: Wanted, why: str) -> Engine:
     """Return torch without trials, and say so where the precision was to be chosen."""
-    if wanted.precision == "auto":
+    precision = wanted.precision
+    if precision == "auto":
+        precision = "float32"
         wanted.report(
-            "precision auto: float32 without a trial, as the work is short or on a GPU; "
-            "--precision bfloat16 is yours to choose"
+            f"precision auto: float32 without a trial, as {why}; --precision bfloat16 is yours to "
+            "choose"
         )
-    name = wanted.engine if wanted.engine == "compile" else usual[0]
-    return _build(request, name, usual[1])
+    return _build(request, "compile" if wanted.engine == "compile" else "torch", precision)
+
+
+def _untried(
+    request: EngineRequest,
+    pair: tuple[str, str],
+    samples: Tensor | None,
+    wanted: Wanted,
+    why: str,
+) -> Engine:
+    """Return torch where no trial can be made; else build the engine and compare its logits here.
+
+    Raises:
+        SettingError: an engine that is asked for, and whose logits are wrong.
+    """
+    if _may_be_torch(wanted):
+        return _usual(request, wanted, why)
+    engine = _build(request, *pair)
+    if samples is None:
+        samples = samples_for(request)
+    samples = samples[:TRIAL_BATCH]
+    with torch.inference_mode():
+        reason = compare_logits(engine(samples), torch_logits(request, samples)).refusal(pair[1])
+    if reason:
+        raise SettingError(f"engine {pair[0]} cannot run this model: {reason}; pass --engine torch")
+    return engine
+
+
+def _new_trials(
+    request: EngineRequest,
+    pairs: Sequence[tuple[str, str]],
+    samples: Tensor | None,
+    report: Report,
+) -> list[Trial]:
+    """Make trials, or wait for those of another process.
+
+    Raises:
+        OSError, OutputError, SafetensorError: the folder of the request cannot be written.
+    """
+    assert request.folder is not None
+    with one_at_a_time(request.folder, report):
+        trials = _known(request, pairs)
+        if trials is None:
+            noun = plural(len(pairs), "engine")
+            report(f"trying {noun} on this model, once on this machine; it takes up to minutes")
+            trials = make_trials(request, pairs, samples)
+    return trials
 
 
 def images_expected(wanted: Wanted) -> int:
@@ -147,17 +220,7 @@ def _parts(samples: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _build(request: EngineRequest, name: str, precision: str) -> Engine:
-    return build_engine(
-        name,
-        request.model,
-        precision=precision,
-        threads=request.threads,
-        image_size=request.image_size,
-        device=request.device,
-        folder=request.folder,
-        calibration=request.calibration,
-        merge=request.merge,
-    )
+    return build_requested(name, replace(request, precision=precision))
 
 
 def _candidates(wanted: Wanted) -> list[tuple[str, str]]:
@@ -176,11 +239,7 @@ def _candidates(wanted: Wanted) -> list[tuple[str, str]]:
         pairs += [(name, p) for p in precisions if p in kind.precisions and not kind.missing(p)]
     if not pairs:
         refuse_not_installed("openvino", wanted.precision)
-    if "int8" in precisions and wanted.samples is None:
-        raise SettingError(
-            "precision int8 needs images to calibrate with; pass --calibrate DATA (calibrate=), "
-            "such as the training data"
-        )
+    refuse_uncalibrated(wanted.precision, wanted.samples)
     return pairs
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from vitkit.devices import on_device
@@ -30,6 +31,8 @@ SLOWEST = 1e10
 """Operations a second of the slowest processor, for the time that a trial may take."""
 CALIBRATION_PASSES = 4
 """How often the calibration of int8 runs its images, at most."""
+COMPILING = 180.0
+"""Seconds more for a compiler: on a busy machine a model takes over a minute."""
 FIXED_PASSES = 4
 """Batches of a trial besides those of agreement and calibration."""
 LASTING = ("ended by SIGFPE", "ended by SIGILL", "ended by SIGSEGV", "its logits")
@@ -51,23 +54,23 @@ def make_trials(
         request: with a folder.
         pairs: engine and precision of each trial.
         samples: the user's images (N, C, H, W), on which agreement is measured; default noise.
+
+    Raises:
+        OSError, OutputError, SafetensorError: the folder cannot be written.
     """
     folder, spec = request.folder, request.model.spec
     assert folder is not None, "trials are kept in a folder"
     if samples is None:
-        samples = sample_images(TRIAL_BATCH, spec.in_channels, request.image_size)
-    with torch.inference_mode():
-        # torch on the processor, where the trials run
-        model = on_device(request.for_torch(), torch.device("cpu"))
-        parts = [model(part).float() for part in samples.split(TRIAL_BATCH)]
-    with tempfile.TemporaryDirectory(prefix="vitkit-") as name:
+        samples = samples_for(request)
+    # not in /tmp, which may be another disk: one folder less that must be written
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".") as name:
         inputs = Path(name)
         # a file has a transform, which a trial does not use
         preprocess = Preprocess(image_size=spec.image_size)
         if spec.in_channels == 1:
             preprocess = preprocess.replace(mean=(0.5,), std=(0.5,))
         save(inputs / MODEL_FILE, request.model, preprocess=preprocess)
-        write_inputs(inputs, samples, torch.cat(parts), request.calibration)
+        write_inputs(inputs, samples, torch_logits(request, samples), request.calibration)
         trials = [_try(request, folder, inputs, pair, len(samples)) for pair in pairs]
     lasting = [trial for trial in trials if trial.usable or trial.reason.startswith(LASTING)]
     known = read_trials(folder, request.threads)
@@ -76,12 +79,26 @@ def make_trials(
     return trials
 
 
+def samples_for(request: EngineRequest) -> Float[Tensor, "B C H W"]:
+    """Return images of noise for a model, where the user gives none."""
+    return sample_images(TRIAL_BATCH, request.model.spec.in_channels, request.image_size)
+
+
+def torch_logits(request: EngineRequest, images: Tensor) -> Float[Tensor, "N K"]:
+    """Return the logits that are expected: of torch on the processor, where trials run."""
+    model = on_device(request.for_torch(), torch.device("cpu"))
+    with torch.inference_mode():
+        return torch.cat([model(part).float() for part in images.split(TRIAL_BATCH)])
+
+
 def _try(request: EngineRequest, folder: Path, inputs: Path, pair: Pair, images: int) -> Trial:
     name, precision = pair
     passes = float(images + FIXED_PASSES * TRIAL_BATCH)
     if precision == "int8" and request.calibration is not None:
         passes += CALIBRATION_PASSES * len(request.calibration)
     seconds = LONGEST + passes * rough_flops(request.model.spec) / SLOWEST
+    if name == "compile":
+        seconds += COMPILING
     arguments = (
         str(inputs),
         str(folder),

@@ -15,16 +15,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitkit.data.datasets.split import Split
+from vitkit.data.datasets.splitting import with_cut_of, with_validation_of
 from vitkit.data.images.preprocess import fit, normalise
 from vitkit.data.sources.open import DataSource, open_dataset
-from vitkit.devices import on_device
+from vitkit.devices import on_device, resolve_device
 from vitkit.engines.choosing.choose import MOST_AGREEMENT, MOST_CALIBRATION, Wanted, choose_engine
 from vitkit.engines.engine import Engine
-from vitkit.engines.registry import check_engine
+from vitkit.engines.registry import CPU_PRECISIONS, KINDS, check_engine, refuse_uncalibrated
 from vitkit.errors import DataError, SettingError
 from vitkit.messages import plural
 from vitkit.models.vit import ViT
-from vitkit.spec import Preprocess
+from vitkit.weights.checkpoint import Checkpoint, stored_object
 
 Calibration: TypeAlias = DataSource
 """Images with classes, as for `train`."""
@@ -43,8 +44,10 @@ class EngineOptions:
         merge: patch tokens that each block merges, see `merge_tokens`; 0 for none.
         calibrate: images with classes for int8, and for agreement; their train split, else val.
         data_root: the folder of named datasets.
-        images: number of images that it will run, by which `auto` chooses; default 1,000.
-        report: receives the lines about trials; default the log.
+        images: number of images that it will run, by which `auto` chooses; default their number
+            where a function gets them, else 1,000.
+        report: receives the lines about trials; default warnings of the log `vitkit`, which Python
+            prints on stderr.
     """
 
     engine: str = "auto"
@@ -53,7 +56,7 @@ class EngineOptions:
     calibrate: Calibration | None = None
     data_root: str | Path | None = None
     images: int | None = None
-    report: Callable[[str], object] = logging.getLogger("vitkit").info
+    report: Callable[[str], object] = logging.getLogger("vitkit").warning
 
     @classmethod
     def of(cls, engine: str | EngineOptions, **settings: Any) -> EngineOptions:
@@ -81,11 +84,7 @@ class EngineOptions:
     def check(self) -> None:
         """Raise `SettingError` for values that do not exist, before anything is read."""
         check_engine(self.engine, self.precision)
-        if self.precision == "int8" and self.calibrate is None:
-            raise SettingError(
-                "precision int8 needs images to calibrate with; pass --calibrate DATA "
-                "(calibrate=), such as the training data"
-            )
+        refuse_uncalibrated(self.precision, self.calibrate)
         if self.calibrate is not None and self.precision not in ("int8", "auto"):
             raise SettingError(
                 f"--calibrate has no effect with precision {self.precision}; pass --precision "
@@ -94,29 +93,30 @@ class EngineOptions:
 
 
 def engine_of(
-    model: ViT,
-    preprocess: Preprocess,
+    checkpoint: Checkpoint,
     options: EngineOptions,
     *,
-    device: torch.device,
+    device: str = "auto",
     features: bool = False,
 ) -> Engine:
-    """Return the engine that runs a model.
+    """Return the engine that runs the model of a checkpoint.
 
     Args:
-        model: of a checkpoint; it stays as it is, and where it is.
-        preprocess: the evaluation transform.
+        checkpoint: its model stays as it is, and where it is.
         options: the user's wishes.
-        device: of the engines that do not need a processor.
+        device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
         features: run the model without its head: outputs are pooled features.
 
     Raises:
+        DeviceError: a device that does not exist here.
         SettingError, MissingExtraError, DataError: the message names the wrong value.
     """
+    _refuse_device(options, device)
+    resolved = resolve_device(device)
     samples = None
     if options.calibrate is not None:
-        samples = calibration_images(options.calibrate, preprocess, options.data_root)
-    model = on_device(model, device)
+        samples = calibration_images(options.calibrate, checkpoint, options.data_root)
+    model = on_device(checkpoint.model, resolved)
     wanted = Wanted(
         engine=options.engine,
         precision=options.precision,
@@ -128,28 +128,53 @@ def engine_of(
     return choose_engine(
         headless(model) if features else model,
         wanted,
-        device=device,
-        image_size=preprocess.image_size,
+        device=resolved,
+        image_size=checkpoint.preprocess.image_size,
     )
 
 
+def _refuse_device(options: EngineOptions, device: str) -> None:
+    """Refuse a device where the engine or the precision runs on the CPU alone."""
+    if device in ("auto", "cpu"):
+        return
+    for flag, value, on_cpu in (
+        ("--engine", options.engine, [kind.name for kind in KINDS if kind.cpu_only]),
+        ("--precision", options.precision, CPU_PRECISIONS),
+    ):
+        if value in on_cpu:
+            raise SettingError(
+                f"--device {device} has no effect with {flag} {value}, which runs on the CPU; "
+                "leave one of them out"
+            )
+
+
 def calibration_images(
-    data: Calibration, preprocess: Preprocess, data_root: str | Path | None = None
+    data: Calibration, checkpoint: Checkpoint, data_root: str | Path | None = None
 ) -> Float[Tensor, "N C H W"]:
     """Return preprocessed images to calibrate with and to measure agreement on.
 
     They are spread evenly over the train split, else over val: never over test, whose scores would
-    then be of images that the engine was made for.
+    then be of images that the engine was made for. Images of train that the checkpoint's training
+    cut off for validation are no part of it.
 
     Args:
         data: as for `train`.
-        preprocess: the evaluation transform.
+        checkpoint: its preprocessing, and the settings of its training.
         data_root: the folder of named datasets.
 
     Raises:
         DataError: data that cannot be opened, without such a split, or with too few images.
     """
-    dataset = open_dataset(data, data_root=data_root)
+    recipe = stored_object(checkpoint, "recipe")
+    trained_on = stored_object(checkpoint, "data").get("fingerprint")
+    dataset = open_dataset(
+        data,
+        data_root=data_root,
+        ignore_extra_classes=recipe.get("ignore_extra_classes") is True,
+        follow_links=recipe.get("follow_links") is True,
+    )
+    dataset = with_cut_of(dataset, trained_on)
+    dataset = with_validation_of(dataset, trained_on, recipe.get("val_fraction"))
     name = next((name for name in ("train", "val") if name in dataset.splits), None)
     if name is None:
         raise DataError(
@@ -164,8 +189,8 @@ def calibration_images(
         )
     count = min(len(split), MOST_CALIBRATION + MOST_AGREEMENT)
     indices = np.linspace(0, len(split) - 1, count).round().astype(np.int64)
-    pixels = np.stack([fit(split.read(int(index)), preprocess) for index in indices])
-    return normalise(torch.from_numpy(pixels), preprocess)
+    pixels = np.stack([fit(split.read(int(index)), checkpoint.preprocess) for index in indices])
+    return normalise(torch.from_numpy(pixels), checkpoint.preprocess)
 
 
 def headless(model: ViT) -> ViT:

@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -83,6 +83,34 @@ def model_folder(request: EngineRequest) -> Path:
     return cache_folder() / "engines" / _digest(*facts, versions())
 
 
+@contextlib.contextmanager
+def one_at_a_time(folder: Path, report: Callable[[str], object]) -> Iterator[None]:
+    """Let one process after the other make trials of a model: together they would slow each other.
+
+    The operating system releases the lock when the process ends, however it ends.
+
+    Args:
+        folder: of the model; made if missing.
+        report: receives a line if another process is waited for.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    from filelock import FileLock, Timeout  # here: most processes make no trials
+
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        report("another process tries the engines on this model; waiting for it")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def read_trials(folder: Path, threads: int) -> list[Trial]:
     """Return the trials of this machine in a model's folder; none if they cannot be read."""
     try:
@@ -120,6 +148,6 @@ def prune(folder: Path, most_bytes: int = MOST_BYTES) -> None:
         models = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
         total = 0
         for rank, path in enumerate(models):
-            total += sum(file.stat().st_size for file in path.glob("*"))
+            total += sum(file.stat().st_size for file in path.rglob("*"))
             if rank > 0 and total > most_bytes:
                 shutil.rmtree(path, ignore_errors=True)

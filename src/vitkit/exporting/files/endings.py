@@ -21,3 +21,8 @@ def engine_refused(path: str | PathLike[str]) -> SettingError:
         f"{fspath(path)} is an exported model, which has its runtime and precision and runs on the "
         "CPU; leave out --engine, --precision, --merge, --calibrate and --device"
     )
+
+
+def may_hold_code(path: str | PathLike[str]) -> bool:
+    """Return True for a name that ends like an exported model of torch, whose file can run code."""
+    return fspath(path).lower().endswith(ENDINGS["torch"])
