@@ -15,10 +15,10 @@ from vitkit.engines.build import build_requested
 from vitkit.engines.choosing.agreement import compare_logits
 from vitkit.engines.choosing.flops import rough_flops
 from vitkit.engines.choosing.make_trials import (
+    expected_logits,
     make_trials,
     report_line,
     samples_for,
-    torch_logits,
 )
 from vitkit.engines.choosing.trial import TRIAL_BATCH, Trial
 from vitkit.engines.choosing.trial_cache import model_folder, one_at_a_time, read_trials
@@ -130,15 +130,7 @@ def choose_engine(
         return _best(request, trials, wanted)[0]
     if may_be_torch and seconds < WORTH_SECONDS:
         return _usual(request, wanted, "the work is short or on a GPU")
-    try:
-        trials = _new_trials(request, pairs, agreement, wanted.report)
-    except UNWRITABLE as error:
-        why = "the cache cannot be written"
-        wanted.report(f"no engine is tried, as {why}: {error}; VITKIT_CACHE names another folder")
-        return _untried(replace(request, folder=None), pairs[0], agreement, wanted, why)
-    engine, chosen = _best(request, trials, wanted)
-    wanted.report(report_line(trials, chosen))
-    return engine
+    return _by_trials(request, pairs, agreement, wanted)
 
 
 def _may_be_torch(wanted: Wanted) -> bool:
@@ -177,31 +169,36 @@ def _untried(
         samples = samples_for(request)
     samples = samples[:TRIAL_BATCH]
     with torch.inference_mode():
-        reason = compare_logits(engine(samples), torch_logits(request, samples)).refusal(pair[1])
+        reason = compare_logits(engine(samples), expected_logits(request, samples)).refusal(pair[1])
     if reason:
         raise SettingError(f"engine {pair[0]} cannot run this model: {reason}; pass --engine torch")
     return engine
 
 
-def _new_trials(
+def _by_trials(
     request: EngineRequest,
     pairs: Sequence[tuple[str, str]],
     samples: Tensor | None,
-    report: Report,
-) -> list[Trial]:
-    """Make trials, or wait for those of another process.
-
-    Raises:
-        OSError, OutputError, SafetensorError: the folder of the request cannot be written.
-    """
+    wanted: Wanted,
+) -> Engine:
+    """Make trials, or wait for those of another process, and build the best engine."""
     assert request.folder is not None
-    with one_at_a_time(request.folder, report):
-        trials = _known(request, pairs)
-        if trials is None:
-            noun = plural(len(pairs), "engine")
-            report(f"trying {noun} on this model, once on this machine; it takes up to minutes")
-            trials = make_trials(request, pairs, samples)
-    return trials
+    try:
+        with one_at_a_time(request.folder, wanted.report):
+            trials = _known(request, pairs)
+            if trials is None:
+                noun = plural(len(pairs), "engine")
+                wanted.report(
+                    f"trying {noun} on this model, once on this machine; it takes up to minutes"
+                )
+                trials = make_trials(request, pairs, samples)
+    except UNWRITABLE as error:
+        why = "the cache cannot be written"
+        wanted.report(f"no engine is tried, as {why}: {error}; VITKIT_CACHE names another folder")
+        return _untried(replace(request, folder=None), pairs[0], samples, wanted, why)
+    engine, chosen = _best(request, trials, wanted)
+    wanted.report(report_line(trials, chosen))
+    return engine
 
 
 def images_expected(wanted: Wanted) -> int:

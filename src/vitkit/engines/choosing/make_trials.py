@@ -70,7 +70,7 @@ def make_trials(
         if spec.in_channels == 1:
             preprocess = preprocess.replace(mean=(0.5,), std=(0.5,))
         save(inputs / MODEL_FILE, request.model, preprocess=preprocess)
-        write_inputs(inputs, samples, torch_logits(request, samples), request.calibration)
+        write_inputs(inputs, samples, expected_logits(request, samples), request.calibration)
         trials = [_try(request, folder, inputs, pair, len(samples)) for pair in pairs]
     lasting = [trial for trial in trials if trial.usable or trial.reason.startswith(LASTING)]
     known = read_trials(folder, request.threads)
@@ -84,8 +84,8 @@ def samples_for(request: EngineRequest) -> Float[Tensor, "B C H W"]:
     return sample_images(TRIAL_BATCH, request.model.spec.in_channels, request.image_size)
 
 
-def torch_logits(request: EngineRequest, images: Tensor) -> Float[Tensor, "N K"]:
-    """Return the logits that are expected: of torch on the processor, where trials run."""
+def expected_logits(request: EngineRequest, images: Tensor) -> Float[Tensor, "N K"]:
+    """Return torch's logits on the processor, where trials run."""
     model = on_device(request.for_torch(), torch.device("cpu"))
     with torch.inference_mode():
         return torch.cat([model(part).float() for part in images.split(TRIAL_BATCH)])
