@@ -275,7 +275,13 @@ def in_one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-RUN = [pytest.param(path, id=path.stem) for path in CHAPTERS]
+LONG = ("07b_true_maps", "08_transfer", "09_distillation", "14_bug_costs")
+"""Chapters of more than 25 s whose model and training other chapters run, too; `make docs` and
+`make soak` run them."""
+RUN = [
+    pytest.param(path, id=path.stem, marks=[pytest.mark.soak] if path.stem in LONG else [])
+    for path in CHAPTERS
+]
 
 
 @pytest.fixture(scope="module", params=RUN)

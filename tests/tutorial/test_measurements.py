@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial"
-QUICK = (
+SHORT = ("mnist-mended", "ingredients", "masked", "bugs", "photograph")
+"""Experiments of each kind, for every commit."""
+ALL = (
     "mnist-notebook",
     "mnist-mended",
     "ingredients",
@@ -33,14 +35,15 @@ def contents() -> dict[str, bytes]:
 
 
 @pytest.mark.timeout(600)
-def test_every_experiment_runs():
+@pytest.mark.parametrize("names", [SHORT, pytest.param(ALL, marks=pytest.mark.soak)], ids=len)
+def test_experiments_run(names):
     before = contents()
-    words = [sys.executable, TUTORIAL / "measure.py", *QUICK, "--quick"]
+    words = [sys.executable, TUTORIAL / "measure.py", *names, "--quick"]
     ended = subprocess.run(words, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    for name in QUICK:
+    for name in names:
         assert f"\n{name}: " in f"\n{ended.stdout}"
-    assert ended.stdout.count("nothing is written") == len(QUICK)
+    assert ended.stdout.count("nothing is written") == len(names)
     assert contents() == before
 
 
