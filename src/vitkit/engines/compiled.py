@@ -19,7 +19,7 @@ def build_compiled(request: EngineRequest) -> Forward:
     """Return a compiled forward pass; the first batch compiles for up to a minute.
 
     On a processor its program is for any number of images, so that the last batch, and the batches
-    of another process after a trial, find it compiled: as fast as one for each size, within 4 %.
+    of another process after a trial, find it compiled: about as fast as one for each size.
     A single image has a program of its own.
 
     Raises:
