@@ -57,7 +57,7 @@ def turn(model: nn.Module, images: torch.Tensor) -> float:
 
 
 def compared(name: str, model: vitkit.ViT, depth: int, rounds: int) -> dict[str, object] | None:
-    """Return the ratios to timm, or None where timm has no such model."""
+    """Return the ratios to timm, or None where timm has no model of the same parameters."""
     import timm
 
     try:
@@ -91,7 +91,7 @@ def main() -> None:
     for name, model in designs(args.patterns, args.depth).items():
         row = compared(name, model, args.depth, args.rounds)
         if row is None:
-            print(f"{name:<44} timm has no such model")
+            print(f"{name:<44} timm has no model of the same parameters")
             continue
         found[name] = row
         shown = "  ".join(
