@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
 from datetime import date
 
 import torch
@@ -30,9 +31,8 @@ SAME = ("drop_path", "initialisation", "num_classes", "head_bias", "position_res
 """Fields of a spec that change no time."""
 
 
-def designs(patterns: list[str], depth: int) -> dict[str, vitkit.ViT]:
-    """Return a model of each design that timm has, too, with few blocks."""
-    found: dict[str, vitkit.ViT] = {}
+def designs(patterns: list[str], depth: int) -> Iterator[tuple[str, vitkit.ViT]]:
+    """Yield a name and a model with few blocks of each design; one is in memory at a time."""
     seen = set()
     for name in vitkit.list_models(patterns or "*"):
         with torch.device("meta"):
@@ -43,8 +43,7 @@ def designs(patterns: list[str], depth: int) -> dict[str, vitkit.ViT]:
         key = str(spec.replace(**{field: getattr(vitkit.ViTSpec, field) for field in SAME}))
         if key not in seen and spec.stem in ("convolution", "linear"):
             seen.add(key)
-            found[name] = vitkit.create_model(name, depth=depth).eval()
-    return found
+            yield name, vitkit.create_model(name, depth=depth).eval()
 
 
 def turn(model: nn.Module, images: torch.Tensor) -> float:
@@ -88,7 +87,7 @@ def main() -> None:
     args = parser.parse_args()
     declare_missing_operators()
     found: dict[str, object] = {}
-    for name, model in designs(args.patterns, args.depth).items():
+    for name, model in designs(args.patterns, args.depth):
         row = compared(name, model, args.depth, args.rounds)
         if row is None:
             print(f"{name:<44} timm has no model of the same parameters")

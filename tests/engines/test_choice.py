@@ -15,11 +15,10 @@ from tiny_checkpoint import save_noisy
 import vitkit
 from vitkit.data.datasets.splitting import with_validation
 from vitkit.data.images.preprocess import fit, normalise
-from vitkit.engines.choosing import options as options_module
+from vitkit.engines.choosing import checkpoint_engine
 from vitkit.engines.choosing.agreement import compare_logits
-from vitkit.engines.choosing.choose import Wanted
+from vitkit.engines.choosing.checkpoint_engine import calibration_images
 from vitkit.engines.choosing.make_trials import report_line
-from vitkit.engines.choosing.options import calibration_images
 from vitkit.engines.choosing.sample_images import sample_images
 from vitkit.engines.choosing.trial import Trial
 from vitkit.engines.choosing.trial_cache import prune
@@ -226,11 +225,11 @@ def test_images_that_training_validated_on_are_not_calibrated_with(checkpoint):
 def test_the_number_of_images_is_known_where_a_function_gets_them(checkpoint, monkeypatch):
     expected: list[int | None] = []
 
-    def stop(model: vitkit.ViT, wanted: Wanted, **_: object) -> None:
-        expected.append(wanted.images)
+    def stop(model: vitkit.ViT, options: vitkit.EngineOptions, **_: object) -> None:
+        expected.append(options.images)
         raise StopHereError
 
-    monkeypatch.setattr(options_module, "choose_engine", stop)
+    monkeypatch.setattr(checkpoint_engine, "choose_engine", stop)
     images = some_images(3)
     for given in (images, iter(images)):
         with pytest.raises(StopHereError):

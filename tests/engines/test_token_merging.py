@@ -210,7 +210,7 @@ def test_programs_give_the_same_logits_for_any_batch(monkeypatch):
 
 @pytest.mark.soak
 @pytest.mark.filterwarnings("ignore")  # of the exporter, about its own insides
-def test_onnx_and_a_compiled_graph_give_the_same_logits(tmp_path):
+def test_an_onnx_graph_gives_the_same_logits(tmp_path):
     quiet_imports()
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -222,5 +222,3 @@ def test_onnx_and_a_compiled_graph_give_the_same_logits(tmp_path):
         expected = merged(images)
         (found,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
         torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-4, rtol=0)
-        compiled = torch.compile(merged, fullgraph=True, backend="eager")
-        torch.testing.assert_close(compiled(images), expected)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from vitkit.data.datasets.split import Split
 from vitkit.data.sources.open import DataSource, kept_data
-from vitkit.engines.choosing.options import EngineOptions, engine_of
+from vitkit.engines.choosing.checkpoint_engine import engine_of
+from vitkit.engines.choosing.options import EngineOptions
 from vitkit.errors import SettingError
 from vitkit.evaluation.evaluation_loop import LabelledLogits, evaluate_outputs, predict_batches
 from vitkit.evaluation.open_data import choose_split, open_as_in_training, with_labels_of

@@ -9,7 +9,8 @@ import numpy as np
 from jaxtyping import Float
 
 from vitkit.data.sources.open import DataSource
-from vitkit.engines.choosing.options import EngineOptions, engine_of
+from vitkit.engines.choosing.checkpoint_engine import engine_of
+from vitkit.engines.choosing.options import EngineOptions
 from vitkit.prediction.find import Images, as_list, count_images
 from vitkit.prediction.predictor import Predictor
 from vitkit.weights.checkpoint import Checkpoint

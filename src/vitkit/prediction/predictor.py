@@ -17,7 +17,8 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.data.datasets.memory_limit import PIXELS_AT_ONCE, MemoryLimit
-from vitkit.engines.choosing.options import Calibration, EngineOptions, engine_of
+from vitkit.engines.choosing.checkpoint_engine import engine_of
+from vitkit.engines.choosing.options import Calibration, EngineOptions
 from vitkit.errors import CheckpointError, ImageError, SettingError, UserCodeError
 from vitkit.evaluation.finite_outputs import finite_rows, refuse_not_finite
 from vitkit.exporting.model_parts import model_parts

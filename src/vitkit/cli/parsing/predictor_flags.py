@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vitkit.cli.parsing.engine_flags import EngineFlags, open_checkpoint
 from vitkit.errors import SettingError
-from vitkit.exporting.files.endings import engine_refused, is_artefact, may_hold_code
+from vitkit.exporting.files.endings import engine_refused, is_artefact, refuse_needless_trust
 
 if TYPE_CHECKING:
     from vitkit.prediction.image_list import ImageList
@@ -46,10 +46,7 @@ class PredictorFlags:
         from vitkit.prediction.labels import match_labels, match_names
         from vitkit.prediction.predictor import Predictor
 
-        if self.trust_code and not may_hold_code(path):
-            raise SettingError(
-                f"--trust-code has no effect: {path} is no .pt2 file and runs no code; leave it out"
-            )
+        refuse_needless_trust(path, trust_code=self.trust_code)
         if is_artefact(path):
             self._refuse_engine(path)
             predictor = Predictor(path, batch_size=self.batch_size, trust_code=self.trust_code)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,6 +19,7 @@ from vitkit.engines.choosing.make_trials import (
     report_line,
     samples_for,
 )
+from vitkit.engines.choosing.options import EngineOptions
 from vitkit.engines.choosing.trial import TRIAL_BATCH, Trial
 from vitkit.engines.choosing.trial_cache import model_folder, one_at_a_time, read_trials
 from vitkit.engines.engine import Engine, EngineRequest
@@ -35,7 +35,7 @@ from vitkit.models.vit import ViT
 from vitkit.weights.formats.saved_model import as_saved
 
 USUAL_IMAGES = 1000
-"""Images that a predictor is expected to classify, where nobody knows their number."""
+"""Images that an engine is expected to run, where nobody knows their number."""
 WORTH_SECONDS = 60.0
 """Expected time with torch from which trials are worth their own time."""
 SHORT_SECONDS = 1.0
@@ -47,40 +47,18 @@ MOST_AGREEMENT = 128
 """Images of the user's that int8 is calibrated with, and others that agreement is measured on."""
 UNWRITABLE = (OSError, OutputError, SafetensorError)
 """Errors of a folder that cannot be written."""
-Report = Callable[[str], object]
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """The engine that a user wants.
-
-    Attributes:
-        engine: a name of `ENGINES`, or `auto`.
-        precision: `float32`, `bfloat16`, `int8` or `auto`.
-        images: number of images that it will run; `None` if unknown.
-        merge: patch tokens that each block merges; 0 for none.
-        samples: preprocessed images (N, C, H, W) of the user's: every other one calibrates int8,
-            and agreement is measured on the rest.
-        report: receives a line before trials are made, and one about their results.
-    """
-
-    engine: str = "auto"
-    precision: str = "float32"
-    images: int | None = None
-    merge: int = 0
-    samples: Tensor | None = None
-    report: Report = logging.getLogger("vitkit").warning
 
 
 def choose_engine(
     model: ViT,
-    wanted: Wanted,
+    options: EngineOptions,
     *,
+    samples: Tensor | None = None,
     device: torch.device,
     image_size: tuple[int, int] | None = None,
     threads: int | None = None,
 ) -> Engine:
-    """Return a model's engine, as wanted or as trials advise.
+    """Return a model's engine, as the options name it or as trials advise.
 
     On a GPU, and for work that takes less time than trials, `auto` is torch. Otherwise each
     installed engine is tried in a child process, once: the results are kept in the user's cache.
@@ -92,7 +70,9 @@ def choose_engine(
 
     Args:
         model: a `ViT` in eval mode, on `device`.
-        wanted: the engine, and what is known about the work.
+        options: the engine, and what is known about the work. Its data are opened by the caller.
+        samples: preprocessed images (N, C, H, W) of the user's: every other one calibrates int8,
+            and agreement is measured on the rest.
         device: where torch and compile run.
         image_size: (height, width) of the images; default the model's.
         threads: of the processor; default torch's.
@@ -102,59 +82,64 @@ def choose_engine(
             int8 without images to calibrate with.
         MissingExtraError: an engine that is asked for by name and not installed.
     """
-    check_engine(wanted.engine, wanted.precision)
-    calibration, agreement = _parts(wanted.samples)
+    check_engine(options.engine, options.precision)
+    calibration, agreement = _parts(samples)
     request = EngineRequest(
         model=model,
-        precision=wanted.precision,
+        precision=options.precision,
         threads=threads or torch.get_num_threads(),
         image_size=image_size or model.spec.image_size,
         device=device,
         calibration=calibration,
-        merge=wanted.merge,
+        merge=options.merge,
     )
-    pairs = _candidates(wanted)
+    pairs = _candidates(options, samples)
     if len(pairs) == 1 and pairs[0][0] == "torch":
         return _build(request, *pairs[0])
-    seconds = images_expected(wanted) * rough_flops(model.spec) / SLOW_FLOPS
-    may_be_torch = _may_be_torch(wanted)
+    seconds = _images_expected(options) * rough_flops(model.spec) / SLOW_FLOPS
+    may_be_torch = _may_be_torch(options)
     on_gpu = device.type != "cpu" and not ENGINES[pairs[0][0]].cpu_only
     if on_gpu or (may_be_torch and seconds < SHORT_SECONDS):
-        return _usual(request, wanted, "the work is short or on a GPU")
+        return _usual(request, options, "the work is short or on a GPU")
     if not _is_plain(model):
         why = "a child process could not read this model"
-        return _untried(request, pairs[0], agreement, wanted, why)
+        return _untried(request, pairs[0], agreement, options, why)
     request = replace(request, folder=model_folder(request))
     trials = _known(request, pairs)
     if trials is not None:
-        return _best(request, trials, wanted)[0]
+        return _best(request, trials, options)[0]
     if may_be_torch and seconds < WORTH_SECONDS:
-        return _usual(request, wanted, "the work is short or on a GPU")
-    return _by_trials(request, pairs, agreement, wanted)
+        return _usual(request, options, "the work is short or on a GPU")
+    return _by_trials(request, pairs, agreement, options)
 
 
-def _may_be_torch(wanted: Wanted) -> bool:
+def _may_be_torch(options: EngineOptions) -> bool:
     """Return True if torch may be chosen, which needs no trial."""
-    return wanted.engine == "auto" and wanted.precision != "int8"
+    return options.engine == "auto" and options.precision != "int8"
 
 
-def _usual(request: EngineRequest, wanted: Wanted, why: str) -> Engine:
+def _images_expected(options: EngineOptions) -> int:
+    """Return the number of images that an engine will run, as far as it is known."""
+    return USUAL_IMAGES if options.images is None else options.images
+
+
+def _usual(request: EngineRequest, options: EngineOptions, why: str) -> Engine:
     """Return torch without trials, and say so where the precision was to be chosen."""
-    precision = wanted.precision
+    precision = options.precision
     if precision == "auto":
         precision = "float32"
-        wanted.report(
+        options.report(
             f"precision auto: float32 without a trial, as {why}; --precision bfloat16 is yours to "
             "choose"
         )
-    return _build(request, "compile" if wanted.engine == "compile" else "torch", precision)
+    return _build(request, "compile" if options.engine == "compile" else "torch", precision)
 
 
 def _untried(
     request: EngineRequest,
     pair: tuple[str, str],
     samples: Tensor | None,
-    wanted: Wanted,
+    options: EngineOptions,
     why: str,
 ) -> Engine:
     """Return torch where no trial can be made; else build the engine and compare its logits here.
@@ -162,8 +147,8 @@ def _untried(
     Raises:
         SettingError: an engine that is asked for, and whose logits are wrong.
     """
-    if _may_be_torch(wanted):
-        return _usual(request, wanted, why)
+    if _may_be_torch(options):
+        return _usual(request, options, why)
     engine = _build(request, *pair)
     if samples is None:
         samples = samples_for(request)
@@ -179,31 +164,26 @@ def _by_trials(
     request: EngineRequest,
     pairs: Sequence[tuple[str, str]],
     samples: Tensor | None,
-    wanted: Wanted,
+    options: EngineOptions,
 ) -> Engine:
     """Make trials, or wait for those of another process, and build the best engine."""
     assert request.folder is not None
     try:
-        with one_at_a_time(request.folder, wanted.report):
+        with one_at_a_time(request.folder, options.report):
             trials = _known(request, pairs)
             if trials is None:
                 noun = plural(len(pairs), "engine")
-                wanted.report(
+                options.report(
                     f"trying {noun} on this model, once on this machine; it takes up to minutes"
                 )
                 trials = make_trials(request, pairs, samples)
     except UNWRITABLE as error:
         why = "the cache cannot be written"
-        wanted.report(f"no engine is tried, as {why}: {error}; VITKIT_CACHE names another folder")
-        return _untried(replace(request, folder=None), pairs[0], samples, wanted, why)
-    engine, chosen = _best(request, trials, wanted)
-    wanted.report(report_line(trials, chosen))
+        options.report(f"no engine is tried, as {why}: {error}; VITKIT_CACHE names another folder")
+        return _untried(replace(request, folder=None), pairs[0], samples, options, why)
+    engine, chosen = _best(request, trials, options)
+    options.report(report_line(trials, chosen))
     return engine
-
-
-def images_expected(wanted: Wanted) -> int:
-    """Return the number of images that an engine will run, as far as it is known."""
-    return USUAL_IMAGES if wanted.images is None else wanted.images
 
 
 def _parts(samples: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -220,23 +200,23 @@ def _build(request: EngineRequest, name: str, precision: str) -> Engine:
     return build_requested(name, replace(request, precision=precision))
 
 
-def _candidates(wanted: Wanted) -> list[tuple[str, str]]:
+def _candidates(options: EngineOptions, samples: Tensor | None) -> list[tuple[str, str]]:
     """Return the engines and precisions to choose from."""
-    names: Sequence[str] = [wanted.engine]
-    if wanted.engine == "auto":
+    names: Sequence[str] = [options.engine]
+    if options.engine == "auto":
         names = [name for name, kind in ENGINES.items() if not kind.missing()]
     else:
-        refuse_not_installed(wanted.engine, wanted.precision)
-    precisions = [wanted.precision]
-    if wanted.precision == "auto":
-        precisions = ["float32", "bfloat16", *(["int8"] if wanted.samples is not None else [])]
+        refuse_not_installed(options.engine, options.precision)
+    precisions = [options.precision]
+    if options.precision == "auto":
+        precisions = ["float32", "bfloat16", *(["int8"] if samples is not None else [])]
     pairs = []
     for name in names:
         kind = ENGINES[name]
         pairs += [(name, p) for p in precisions if p in kind.precisions and not kind.missing(p)]
     if not pairs:
-        refuse_not_installed("openvino", wanted.precision)
-    refuse_uncalibrated(wanted.precision, wanted.samples)
+        refuse_not_installed("openvino", options.precision)
+    refuse_uncalibrated(options.precision, samples)
     return pairs
 
 
@@ -258,9 +238,11 @@ def _known(request: EngineRequest, candidates: Sequence[tuple[str, str]]) -> lis
     return [found[pair] for pair in candidates]
 
 
-def _best(request: EngineRequest, trials: Sequence[Trial], wanted: Wanted) -> tuple[Engine, Trial]:
+def _best(
+    request: EngineRequest, trials: Sequence[Trial], options: EngineOptions
+) -> tuple[Engine, Trial]:
     """Build the usable engine with the shortest expected time; one that fails now gives way."""
-    images = images_expected(wanted)
+    images = _images_expected(options)
     usable = sorted((t for t in trials if t.usable), key=lambda trial: trial.seconds(images))
     for trial in usable:
         try:

@@ -23,6 +23,10 @@ def engine_refused(path: str | PathLike[str]) -> SettingError:
     )
 
 
-def may_hold_code(path: str | PathLike[str]) -> bool:
-    """Return True for a name that ends like an exported model of torch, whose file can run code."""
-    return fspath(path).lower().endswith(ENDINGS["torch"])
+def refuse_needless_trust(path: str | PathLike[str], *, trust_code: bool) -> None:
+    """Raise `SettingError` for `--trust-code` with a file that runs no code."""
+    if trust_code and not fspath(path).lower().endswith(ENDINGS["torch"]):
+        raise SettingError(
+            f"--trust-code has no effect: {fspath(path)} is no .pt2 file and runs no code; leave "
+            "it out"
+        )
