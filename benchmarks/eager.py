@@ -1,22 +1,25 @@
 """Measure vitkit's model beside timm's in eager torch, for every design that both have.
 
-    OMP_NUM_THREADS=2 python benchmarks/eager.py [--rounds 5] [--depth 2] [PATTERN ...]
+    OMP_NUM_THREADS=2 python benchmarks/eager.py [--rounds 5] [--depth 2] [--again] [PATTERN ...]
 
 Models of two blocks with the same weights, eight images, float32, in turn (A B B A): the model
 itself, and `vitkit.optimized`. One name of each design stands for all that differ only in their
-published weights. Logits are compared first. The results are added to
-benchmarks/results/engines-<processor>-<date>.json. The script does not pass or fail.
+published weights. Logits are compared first. Each result is added at once to
+benchmarks/results/engines-<processor>-<date>.json; designs that are in it already are left out,
+unless --again is passed. The script does not pass or fail.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import date
+from functools import partial
 
 import torch
-from demo import write_results
+from demo import results_file, write_results
 from torch import nn
 
 import vitkit
@@ -25,14 +28,22 @@ from vitkit.benchmarking.statistics import speed_ratio, turn_order
 from vitkit.errors import VitkitError
 
 BATCH = 8
+KEY = "eager, by design"
 LEAST_SECONDS = 0.15
 """Of a turn."""
 SAME = ("drop_path", "initialisation", "num_classes", "head_bias", "position_resampling")
 """Fields of a spec that change no time."""
 
 
-def designs(patterns: list[str], depth: int) -> Iterator[tuple[str, vitkit.ViT]]:
-    """Yield a name and a model with few blocks of each design; one is in memory at a time."""
+def known() -> dict[str, object]:
+    """Return today's results, by design; `None` where timm has no model of the same parameters."""
+    path = results_file("engines-")
+    document = json.loads(path.read_text()) if path.exists() else {}
+    return document.get(KEY, {})
+
+
+def designs(patterns: list[str], depth: int) -> Iterator[tuple[str, Callable[[], vitkit.ViT]]]:
+    """Yield a name and a function that makes a model with few blocks, of each design."""
     seen = set()
     for name in vitkit.list_models(patterns or "*"):
         with torch.device("meta"):
@@ -43,7 +54,7 @@ def designs(patterns: list[str], depth: int) -> Iterator[tuple[str, vitkit.ViT]]
         key = str(spec.replace(**{field: getattr(vitkit.ViTSpec, field) for field in SAME}))
         if key not in seen and spec.stem in ("convolution", "linear"):
             seen.add(key)
-            yield name, vitkit.create_model(name, depth=depth).eval()
+            yield name, partial(vitkit.create_model, name, depth=depth)
 
 
 def turn(model: nn.Module, images: torch.Tensor) -> float:
@@ -59,6 +70,7 @@ def compared(name: str, model: vitkit.ViT, depth: int, rounds: int) -> dict[str,
     """Return the ratios to timm, or None where timm has no model of the same parameters."""
     import timm
 
+    model.eval()
     try:
         peer = timm.create_model(name, depth=depth)
         peer.load_state_dict(model.state_dict())  # our names are timm's
@@ -84,20 +96,23 @@ def main() -> None:
     parser.add_argument("patterns", nargs="*")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--depth", type=int, default=2)
+    parser.add_argument("--again", action="store_true", help="measure known designs, too")
     args = parser.parse_args()
     declare_missing_operators()
-    found: dict[str, object] = {}
-    for name, model in designs(args.patterns, args.depth):
-        row = compared(name, model, args.depth, args.rounds)
-        if row is None:
-            print(f"{name:<44} timm has no model of the same parameters")
+    found = {} if args.again else known()
+    for name, make in designs(args.patterns, args.depth):
+        if name in found:
             continue
-        found[name] = row
-        shown = "  ".join(
-            "{} {:.2f} [{:.2f}, {:.2f}]".format(key, *row[key]) for key in ("vitkit", "optimized")
-        )
-        print(f"{name:<44} {shown}", flush=True)
-    write_results("engines-", {"date": date.today().isoformat(), "eager, by design": found})
+        found[name] = row = compared(name, make(), args.depth, args.rounds)
+        if row is None:
+            print(f"{name:<44} timm has no model of the same parameters", flush=True)
+        else:
+            shown = "  ".join(
+                "{} {:.2f} [{:.2f}, {:.2f}]".format(key, *row[key])
+                for key in ("vitkit", "optimized")
+            )
+            print(f"{name:<44} {shown}", flush=True)
+        write_results("engines-", {"date": date.today().isoformat(), KEY: known() | found})
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import math
 import os
 import signal
 import sys
+import sysconfig
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -61,6 +62,20 @@ def shorten_spinning(environment: MutableMapping[str, str]) -> None:
     """
     if not any(name in environment for name in WAIT_VARIABLES):
         environment["GOMP_SPINCOUNT"] = SPINCOUNT
+
+
+def child_environment() -> dict[str, str]:
+    """Return the variables of a child process of Python, which finds this same vitkit.
+
+    Its waiting threads leave the cores to others, unless the user has chosen otherwise.
+    """
+    variables = dict(os.environ)
+    shorten_spinning(variables)
+    root = str(Path(__file__).parents[1])
+    if root != sysconfig.get_path("purelib"):  # what is installed is found anyway
+        known = variables.get("PYTHONPATH")
+        variables["PYTHONPATH"] = root if not known else f"{root}{os.pathsep}{known}"
+    return variables
 
 
 def available_cores(root: Path = Path("/")) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tiny_checkpoint import save_noisy
 
 import vitkit
@@ -22,7 +23,7 @@ from vitkit.engines.choosing.make_trials import report_line
 from vitkit.engines.choosing.sample_images import sample_images
 from vitkit.engines.choosing.trial import Trial
 from vitkit.engines.choosing.trial_cache import prune
-from vitkit.errors import DataError, SettingError
+from vitkit.errors import DataError, ImageError, SettingError
 
 CLASSES = ["cat", "dog", "owl"]
 CRASHING = "import os, signal\nos.kill(os.getpid(), signal.SIGFPE)\n"
@@ -161,7 +162,7 @@ def test_a_report_in_one_line():
         Trial("compile", "float32", reason="no answer in 60 s"),
     ]
     assert report_line(trials, trials[1]).startswith(
-        "engine openvino, float32: 10.0 images/s (2.0 times torch); "
+        "engine openvino, float32: 10.0 images/s (2.0 times as fast as torch); "
         "compile not usable here: no answer in 60 s"
     )
     # for few images, a fast start counts more
@@ -220,6 +221,19 @@ def test_images_that_training_validated_on_are_not_calibrated_with(checkpoint):
         pixels = fit(validation.read(index), loaded.preprocess)
         image = normalise(torch.from_numpy(pixels[None]), loaded.preprocess)
         assert not (used == image).flatten(1).all(1).any()
+
+
+def test_images_that_training_left_out_are_not_calibrated_with(checkpoint, tmp_path):
+    for number, pixels in enumerate(some_images(20)):
+        place = tmp_path / "photos/train" / ("cat", "dog")[number % 2] / f"{number:02}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(place)
+    place.write_bytes(b"broken")
+    loaded = vitkit.load(checkpoint)
+    with pytest.raises(ImageError, match=r"19\.png"):
+        calibration_images(tmp_path / "photos", loaded)
+    loaded = dataclasses.replace(loaded, metadata={"recipe": {"bad_images": "skip"}})
+    assert len(calibration_images(tmp_path / "photos", loaded)) == 19
 
 
 def test_the_number_of_images_is_known_where_a_function_gets_them(checkpoint, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tiny_checkpoint import save_noisy
 
 import vitkit
 from vitkit.engines.child import ChildResult
-from vitkit.engines.choosing import make_trials
+from vitkit.engines.choosing import make_trials, trial, trial_cache
 from vitkit.errors import SettingError
 
 NOWHERE = "/dev/null/folder"
@@ -66,6 +67,46 @@ def test_of_two_first_calls_the_second_waits_for_the_trials_of_the_first(checkpo
     assert tried == ["openvino"]
     assert messages[0] == messages[1]
     assert "openvino float32: ended by SIGFPE" in messages[0]
+
+
+def test_where_all_trials_fail_auto_is_torch_and_tries_again_after_a_day(checkpoint, monkeypatch):
+    tried: list[str] = []
+    lines: list[str] = []
+
+    def hang(function: str, *arguments: str, seconds: float) -> ChildResult:
+        tried.append(arguments[2])
+        return ChildResult(reason=f"no answer in {seconds:.3g} s")
+
+    def choose() -> str:
+        options = vitkit.EngineOptions(images=MANY, report=lines.append)
+        return vitkit.Predictor.from_checkpoint(checkpoint, engine=options).forward.name
+
+    monkeypatch.setattr(make_trials, "run_child", hang)
+    assert choose() == "torch"
+    assert "without a trial, as all have failed (torch float32: no answer in" in lines[-1]
+    count = len(tried)
+    assert count == len(set(tried)) >= 3
+    assert choose() == "torch"
+    assert len(tried) == count, "known from now on"
+    now = time.time()
+    monkeypatch.setattr(trial_cache.time, "time", lambda: now + 25 * 3600)
+    assert choose() == "torch"
+    assert len(tried) == 2 * count
+
+
+def test_features_are_not_judged_by_their_largest_number(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr(trial, "TRIAL_SECONDS", 0.0)
+    loaded = vitkit.load(checkpoint)
+    spec = loaded.model.spec
+    images = torch.zeros(120, spec.in_channels, *spec.image_size)
+    for classes, judged in ((3, 120), (0, 0)):
+        loaded.model.reset_classifier(classes)
+        vitkit.save(tmp_path / trial.MODEL_FILE, loaded.model, preprocess=loaded.preprocess)
+        with torch.no_grad():
+            trial.write_inputs(tmp_path, images, loaded.model.eval()(images), None)
+        made = trial.run_trial(str(tmp_path), str(tmp_path), "torch", "float32", "1", "0")
+        assert made["reason"] == ""
+        assert made["agreement"]["images"] == judged, "images of which classes are compared"
 
 
 def test_without_a_cache_auto_is_torch(checkpoint, monkeypatch):

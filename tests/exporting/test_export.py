@@ -6,6 +6,7 @@ import errno
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,10 +44,15 @@ def photos(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("to", "with_preprocessing"), EXPORTS)
-def test_an_export_is_the_checkpoint_again(checkpoint, photos, tmp_path, to, with_preprocessing):
+def test_an_export_is_the_checkpoint_again(
+    checkpoint, photos, tmp_path, monkeypatch, to, with_preprocessing
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("onnx", "openvino", "torch"):  # files of the user's, which are not imported
+        (tmp_path / f"{name}.py").write_text("raise SystemExit", encoding="utf-8")
     out = tmp_path / "made" / f"tiny{ENDINGS[to]}"
     report = vitkit.export(
-        checkpoint, out, to=to, data=str(photos), with_preprocessing=with_preprocessing,
+        checkpoint, out, to=to, data=photos, with_preprocessing=with_preprocessing,
         allow_slower=True,
     )  # fmt: skip
     figures = json.loads(Path(f"{out}.json").read_text())
@@ -59,12 +65,18 @@ def test_an_export_is_the_checkpoint_again(checkpoint, photos, tmp_path, to, wit
     assert {file.name for file in out.parent.iterdir()} == {file.name for file in report.files}
 
     images = [blobs(seed) for seed in range(900, 905)]
-    expected = vitkit.Predictor.from_checkpoint(checkpoint, engine="torch")(images, top_k=3)
+    wanted = vitkit.Predictor.from_checkpoint(checkpoint, engine="torch")(images, top_k=3)
     found = vitkit.Predictor(out, trust_code=True)(images, top_k=3)
-    for one, other in zip(expected, found, strict=True):
+    for one, other in zip(wanted, found, strict=True):
         assert one.label == other.label
         assert other.probability == pytest.approx(one.probability, abs=5e-3)
-    assert vitkit.Predictor(out, trust_code=True).temperature == TEMPERATURE
+    predictor = vitkit.Predictor(out, trust_code=True)
+    assert predictor.temperature == TEMPERATURE
+    alone = [predictor.logits([image]) for image in images]
+    with ThreadPoolExecutor(3) as pool:  # as a server calls it
+        together = pool.map(predictor.logits, [[image] for image in images * 8])
+        for logits, expected in zip(together, alone * 8, strict=True):
+            assert torch.equal(logits, expected)
 
     scores = vitkit.evaluate(out, photos, trust_code=True)
     wanted = vitkit.evaluate(checkpoint, photos)
@@ -122,8 +134,17 @@ def test_half_precision_is_near(checkpoint, tmp_path, to, precision):
 def test_a_runtime_without_the_operators_is_named_in_one_line(checkpoint, tmp_path):
     with pytest.raises(vitkit.CheckpointError, match="onnxruntime cannot open it: ") as refused:
         vitkit.export(checkpoint, tmp_path / "a.onnx", to="onnx", precision="bfloat16")
+    assert str(refused.value).startswith(f"{tmp_path / 'a.onnx'}: ")
+    assert str(refused.value).endswith("; nothing is written: try another --to or --precision")
     assert "\n" not in str(refused.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_checkpoint_itself_is_never_replaced(checkpoint, tmp_path):
+    (tmp_path / "a.bin").write_bytes(b"weights")
+    loaded = replace(vitkit.load(checkpoint), path=tmp_path / "a.bin")
+    with pytest.raises(vitkit.OutputError, match=r"OUT .*a\.bin: this file is one of the inputs"):
+        vitkit.export(loaded, tmp_path / "a.xml", to="openvino", overwrite=True)
 
 
 def swapped(checkpoint: vitkit.Checkpoint) -> vitkit.Checkpoint:
@@ -232,7 +253,8 @@ def test_commands_refuse_wrong_choices_in_one_line(
         (["a.onnx", "--to", "onnx", "--data", "else", "--split", "train"],
          "classes that the checkpoint lacks: dog"),
         (["a.xml", "--to", "openvino", "--precision", "bfloat16"], "no instructions for bfloat16"),
-        (["there.onnx", "--to", "onnx"], "there.onnx exists"),
+        (["there.onnx", "--to", "onnx"], "or replace it with --overwrite"),
+        (["a.onnx", "--to", "onnx", "--split", "val"], "--split val has no effect without --data"),
         (["a.onnx", "--to", "onnx", "--max-drop", "-1"], "must be from 0 to 100 points"),
     ):  # fmt: skip
         before = sorted(tmp_path.iterdir())

@@ -14,7 +14,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from vitkit.errors import VitkitError
-from vitkit.process import SPINCOUNT
+from vitkit.process import child_environment
 
 LONGEST_REASON = 200
 """Characters of a reason; errors of runtimes go on for pages."""
@@ -49,8 +49,6 @@ def run_child(
         seconds: time that it may take.
         environment: further variables of the process.
     """
-    # waiting threads of the child must not occupy the cores of others
-    variables = {"GOMP_SPINCOUNT": SPINCOUNT, **os.environ, **(environment or {})}
     try:
         # not the working folder first: a file onnx.py of the user's would be imported there
         process = subprocess.Popen(
@@ -60,7 +58,7 @@ def run_child(
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env=variables,
+            env={**child_environment(), **(environment or {})},
             start_new_session=True,
         )
     except OSError as error:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from vitkit.engines.compiler import compiler_name, has_compiler
 from vitkit.engines.eager import cast
 from vitkit.engines.engine import EngineRequest, Forward
 from vitkit.errors import MissingExtraError
-
-COMPILERS = ("c++", "g++", "clang++", "cl")
-"""Programs of which inductor needs one on a processor."""
 
 
 def build_compiled(request: EngineRequest) -> Forward:
@@ -45,13 +41,8 @@ def build_compiled(request: EngineRequest) -> Forward:
 
 def refuse_no_compiler(device: torch.device) -> None:
     """Raise `MissingExtraError` if inductor has no compiler for a processor."""
-    if device.type == "cpu" and not any(map(shutil.which, COMPILERS)):
+    if device.type == "cpu" and not has_compiler():
         raise MissingExtraError(
-            "engine compile needs a C++ compiler, and none is on the PATH: install g++ "
-            "(apt install g++), or pass --engine torch"
+            f"engine compile needs a C++ compiler, and {compiler_name()} is not on the PATH; "
+            "install it, name another one in the variable CXX, or pass --engine torch"
         )
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Return True for a module that `torch.compile` returned."""
-    return hasattr(module, "_orig_mod")

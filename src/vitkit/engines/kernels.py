@@ -90,7 +90,7 @@ def _attention_call(
 
 
 def _pack_if_faster(model: ViT, tokens: Tensor) -> None:
-    """Put oneDNN's layers in place of torch's, if the block's largest one is faster by them."""
+    """Put oneDNN's layers in place of torch's, if the first one of a block is faster."""
     rows = tokens.shape[0] * tokens.shape[1]
     linear = next((m for m in model.blocks[0].modules() if type(m) is nn.Linear), None)
     if linear is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -77,12 +78,19 @@ def fused_attention(
     return mixed.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-def to_onnx(program: ExportedProgram, opset: int = OPSET) -> OnnxModel:
-    """Return the ONNX model of a program: input `images`, output `logits`.
+def to_onnx(
+    program: ExportedProgram,
+    opset: int = OPSET,
+    name: str = INPUT,
+    outputs: Sequence[str] = (OUTPUT,),
+) -> OnnxModel:
+    """Return the ONNX model of a program.
 
     Args:
         program: of a model, with one input.
         opset: version of ONNX's operators.
+        name: of the input.
+        outputs: names of the outputs.
     """
     quiet_imports()  # the exporter may import ONNX Runtime
     with without_warnings():
@@ -90,8 +98,8 @@ def to_onnx(program: ExportedProgram, opset: int = OPSET) -> OnnxModel:
             program,
             dynamo=True,
             opset_version=opset,
-            input_names=[INPUT],
-            output_names=[OUTPUT],
+            input_names=[name],
+            output_names=list(outputs),
             verbose=False,
         )
     assert exported is not None, "with dynamo=True the exporter returns a program"

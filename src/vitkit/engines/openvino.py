@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -87,12 +87,18 @@ def convert_and_keep(request: EngineRequest) -> OVModel:
     return model
 
 
-def to_openvino(program: ExportedProgram) -> OVModel:
-    """Return the OpenVINO model of a program: input `images`, output `logits`."""
+def to_openvino(program: ExportedProgram, outputs: Sequence[str] = (OUTPUT,)) -> OVModel:
+    """Return the OpenVINO model of a program.
+
+    Args:
+        program: of a model, with one input.
+        outputs: names of the outputs.
+    """
     openvino = import_runtime("openvino")
     with without_warnings():
         model = openvino.convert_model(program)
-    model.outputs[0].get_tensor().set_names({OUTPUT})
+    for output, name in zip(model.outputs, outputs, strict=True):
+        output.get_tensor().set_names({name})
     return model
 
 

@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from vitkit.data.sources.open import DataSource, kept_data
 from vitkit.devices import on_device
 from vitkit.errors import CheckpointError, OutputError, SettingError
 from vitkit.evaluation.open_data import split_metadata
 from vitkit.exporting.files.description import ArtefactDescription
 from vitkit.exporting.gate.checks import (
+    NOT_WRITTEN,
     GateBounds,
     artefact_inputs,
     compare_outputs,
@@ -44,14 +46,17 @@ from vitkit.exporting.write_artefact import (
     linear_layers,
     write_artefact,
 )
-from vitkit.io.atomic import output_error, refuse_existing, sync, sync_folder
+from vitkit.io.atomic import output_error, sync, sync_folder
 from vitkit.io.digests import file_sha256
+from vitkit.io.results import file_id, refused_input
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import as_checkpoint
 
 FIGURES_ENDING = ".json"
 """Ending of the file with the figures, after the artefact's name."""
 MAX_POINTS = 100.0
+FLOAT32_FOLDER = "float32"
+"""Folder of the same model in float32, beside a candidate in another precision."""
 
 
 def export(
@@ -59,11 +64,11 @@ def export(
     out: str | Path,
     *,
     to: str,
-    data: str | None = None,
+    data: DataSource | None = None,
     split: str | None = None,
     data_root: str | Path | None = None,
     int8: bool = False,
-    calibrate: str | None = None,
+    calibrate: DataSource | None = None,
     precision: str = "float32",
     with_preprocessing: bool = False,
     opset: int | None = None,
@@ -86,7 +91,8 @@ def export(
         data_root: the folder of named datasets.
         int8: quantise the linear layers of the blocks; needs `calibrate` and OpenVINO.
         calibrate: other images, as for `train`, of which 300 show the ranges of activations.
-        precision: `float32`, `bfloat16` or `float16`, which OpenVINO stores alone.
+        precision: `float32`, `bfloat16` or `float16`; OpenVINO stores float16 and computes in
+            float32.
         with_preprocessing: resize in the graph: (B, H, W, 3) uint8 RGB in, probabilities and logits
             out.
         opset: version of ONNX's operators; default 20.
@@ -101,9 +107,10 @@ def export(
         DataError, DeviceError, MissingExtraError, OutputError, SettingError: as their names say.
     """
     choice = ExportChoice(to, precision, int8, with_preprocessing, opset)
-    source = _Sources(data, split, data_root, calibrate)
     bounds = GateBounds(max_drop, allow_slower)
-    return _export(checkpoint, Path(out), choice, source, bounds, overwrite=overwrite)
+    with kept_data(data) as checked_on, kept_data(calibrate) as calibrated_on:
+        source = _Sources(checked_on, split, data_root, calibrated_on)
+        return _export(checkpoint, Path(out), choice, source, bounds, overwrite=overwrite)
 
 
 @dataclass(frozen=True)
@@ -134,9 +141,13 @@ def _export(
             "--int8 needs --calibrate DATA (calibrate=), and --calibrate needs --int8: images to "
             "measure the ranges of activations on, such as the training data"
         )
-    if not overwrite:
-        refuse_existing([out, *_companions(out)])
+    if sources.split is not None and sources.data is None:
+        raise SettingError(
+            f"--split {sources.split} has no effect without --data; name DATA, or leave it out"
+        )
+    _refuse_existing(out, overwrite=overwrite)
     checkpoint = as_checkpoint(checkpoint)
+    _refuse_inputs(out, checkpoint)
     if checkpoint.model.spec.num_classes == 0:
         raise CheckpointError(
             f"{checkpoint.path or 'this model'} has no head and predicts no classes; "
@@ -148,10 +159,17 @@ def _export(
     images = open_gate_images(checkpoint, sources.data, sources.split, sources.data_root)
     calibration = None
     if sources.calibrate is not None:
-        calibration = open_calibration(checkpoint, sources.calibrate, images, sources.data_root)
+        calibration = open_calibration(
+            checkpoint,
+            sources.calibrate,
+            images,
+            sources.data_root,
+            whole=choice.with_preprocessing,
+        )
     job = _Job(out, checkpoint, choice, images, calibration, bounds)
     with _temporary_folder(out) as folder:
-        description = job.make(folder / out.name)
+        with _named(folder, out):
+            description = job.make(folder / out.name)
         files = _move(folder, out)
     return ExportReport(out, files, description, description.figures)
 
@@ -260,7 +278,7 @@ class _Job:
 
     def _float32_twin(self, path: Path) -> FreshProcess:
         """Return the same model in float32 by the same runtime, in a process of its own."""
-        folder = path.parent / "float32"
+        folder = path.parent / FLOAT32_FOLDER
         choice = replace(self.choice, int8=False, precision="float32")
         twin = folder / path.name
         with _writing(self.out):
@@ -279,6 +297,41 @@ def _companions(out: Path) -> list[Path]:
     if out.suffix.lower() == ".onnx":
         return [out.with_name(out.name + ".data"), figures]
     return [figures]
+
+
+def _refuse_existing(out: Path, *, overwrite: bool) -> None:
+    """Raise `OutputError` for a file that exists, unless it may be replaced."""
+    for path in (out, *_companions(out)):
+        if os.path.lexists(path) and not overwrite:
+            raise OutputError(
+                f"{path} exists; choose another place, or replace it with --overwrite "
+                "(overwrite=True)"
+            )
+
+
+def _refuse_inputs(out: Path, checkpoint: Checkpoint) -> None:
+    """Raise `OutputError` for a file that the checkpoint was read from."""
+    given = checkpoint.path
+    if given is None:
+        return
+    inputs = {file_id(path) for path in (given, *(given.iterdir() if given.is_dir() else ()))}
+    for path in (out, *_companions(out)):
+        if file_id(path) in inputs - {None}:
+            raise refused_input(path, "OUT")
+
+
+@contextmanager
+def _named(folder: Path, out: Path) -> Iterator[None]:
+    """Let errors name the file that the user asked for, not the candidate, and say what is left."""
+    try:
+        yield
+    except CheckpointError as error:
+        message = str(error)
+        for candidate in (folder / out.name, folder / FLOAT32_FOLDER / out.name):
+            message = message.replace(str(candidate), str(out))
+        if NOT_WRITTEN not in message:
+            message += f"; {NOT_WRITTEN}: try another --to or --precision"
+        raise CheckpointError(message) from error
 
 
 @contextmanager

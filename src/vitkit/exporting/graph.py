@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from vitkit.engines.inference_folds import fold_for_inference
-from vitkit.engines.program import EXAMPLE_BATCH, without_warnings
-from vitkit.engines.telemetry import quiet_imports
+from vitkit.engines.onnxruntime import to_onnx
+from vitkit.engines.program import EXAMPLE_BATCH, INPUT, OUTPUT, without_warnings
 from vitkit.errors import CheckpointError
 from vitkit.exporting.files.runtime_errors import first_line, one_line_errors
 from vitkit.exporting.preprocessing_graph import PreprocessingGraph
 from vitkit.weights.checkpoint import Checkpoint
 
-NAMES = (("images", ["logits"]), ("pixels", ["probabilities", "logits"]))
+NAMES = ((INPUT, (OUTPUT,)), ("pixels", ("probabilities", OUTPUT)))
 """Name of the input, and of the outputs, without preprocessing and with it."""
 MAX_SIDE = 2**15
 """The longest side of an image that a graph with preprocessing takes, in pixels."""
@@ -105,6 +105,11 @@ def exported_program(
         ) from error
 
 
+def program_names(program: ExportedProgram) -> tuple[str, tuple[str, ...]]:
+    """Return the name of a program's input, and those of its outputs."""
+    return NAMES[len(program.graph_signature.user_outputs) - 1]
+
+
 def named_onnx(program: ExportedProgram, opset: int, path: Path) -> Any:
     """Return the ONNX model of a program, an `onnx.ModelProto`, with named inputs and outputs.
 
@@ -116,22 +121,12 @@ def named_onnx(program: ExportedProgram, opset: int, path: Path) -> Any:
     Raises:
         CheckpointError: the exporter fails, or cannot write the opset.
     """
-    quiet_imports()  # the exporter may import ONNX Runtime
-    input_name, outputs = NAMES[len(program.graph_signature.user_outputs) - 1]
     with one_line_errors(path, "torch's exporter", f"write as opset {opset}"), torch.no_grad():
-        exported = torch.onnx.export(
-            program,
-            dynamo=True,
-            opset_version=opset,
-            input_names=[input_name],
-            output_names=outputs,
-            verbose=False,
-        )
-    assert exported is not None, "with dynamo=True the exporter returns a program"
-    written = {entry.domain: entry.version for entry in exported.model_proto.opset_import}
+        model = to_onnx(program, opset, *program_names(program))
+    written = {entry.domain: entry.version for entry in model.opset_import}
     if written.get("") != opset:
         raise CheckpointError(
             f"{path}: the exporter wrote opset {written.get('')} instead of {opset}; leave out "
             "--opset"
         )
-    return exported.model_proto
+    return model

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.export import ExportedProgram
 
-from vitkit.data.images.preprocess import preprocess_images
+from vitkit.data.images.preprocess import normalise
 from vitkit.engines.onnxruntime import OPSET
+from vitkit.engines.openvino import to_openvino
 from vitkit.engines.quantise import quantise
 from vitkit.errors import SettingError
 from vitkit.exporting.files.description import FORMATS, ArtefactDescription
@@ -31,7 +31,7 @@ from vitkit.exporting.files.torch_file import (
     write_aoti,
     write_torch,
 )
-from vitkit.exporting.graph import exported_program, named_onnx
+from vitkit.exporting.graph import exported_program, named_onnx, program_names
 from vitkit.messages import did_you_mean
 from vitkit.weights.checkpoint import Checkpoint
 
@@ -77,7 +77,7 @@ class ExportChoice:
                     f"--{name} {value!r} does not exist{did_you_mean(value, known)}; expected "
                     f"{', '.join(known)}"
                 )
-        if out.suffix.lower() != ENDINGS[self.to]:
+        if out.suffix != ENDINGS[self.to]:
             raise SettingError(
                 f"OUT {out}: expected a name that ends in {ENDINGS[self.to]} for --to {self.to}"
             )
@@ -123,13 +123,14 @@ def write_artefact(
         choice: checked by its `check`.
         path: of the artefact.
         description: of it.
-        calibration: RGB images (H, W, 3) uint8 for int8.
+        calibration: images for int8: RGB (H, W, 3) uint8 of any size where the graph resizes them,
+            else fitted to the model (h, w, C).
 
     Raises:
         CheckpointError: the model cannot be exported or converted.
         SettingError: preprocessing that cannot be a part of the graph.
     """
-    # OpenVINO stores half precision and computes in its own
+    # OpenVINO's half precision is for the file only
     dtype = torch.float32 if choice.to == "openvino" else DTYPES[choice.precision]
     program = exported_program(
         checkpoint, dtype=dtype, with_preprocessing=choice.with_preprocessing
@@ -138,11 +139,12 @@ def write_artefact(
     if choice.to == "onnx":
         write_onnx(named_onnx(program, choice.opset or OPSET, path), path, text)
     elif choice.to == "openvino":
-        model = _openvino_model(program, path)
+        with one_line_errors(path, "OpenVINO", "convert"):
+            model = to_openvino(program, program_names(program)[1])
         if choice.int8:
             inputs: Any = calibration
             if not choice.with_preprocessing:
-                inputs = preprocess_images(calibration, checkpoint.preprocess)
+                inputs = normalise(torch.from_numpy(np.stack(calibration)), checkpoint.preprocess)
             with one_line_errors(path, "NNCF", "quantise"):
                 model = quantise(model, inputs, layers=linear_layers(checkpoint))
         write_openvino(model, path, text, half=choice.precision == "float16")
@@ -150,17 +152,6 @@ def write_artefact(
         writer = write_torch if choice.to == "torch" else write_aoti
         writer(program, path)
         describe_torch(path, text)
-
-
-def _openvino_model(program: ExportedProgram, path: Path) -> Any:
-    """Convert a program; its outputs get their names."""
-    openvino = runtime_module("openvino")
-    with one_line_errors(path, "OpenVINO", "convert"):
-        model = openvino.convert_model(program)
-    names = ("logits",) if len(model.outputs) == 1 else ("probabilities", "logits")
-    for output, name in zip(model.outputs, names, strict=True):
-        output.get_tensor().set_names({name})
-    return model
 
 
 def describe_artefact(path: Path, description: ArtefactDescription) -> None:

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vitkit.data.checks.check import drop_or_refuse_unreadable
 from vitkit.data.datasets.split import Split
 from vitkit.data.datasets.splitting import with_cut_of, with_validation_of
 from vitkit.data.images.preprocess import fit, normalise
@@ -104,6 +105,8 @@ def calibration_images(
     )
     dataset = with_cut_of(dataset, trained_on)
     dataset = with_validation_of(dataset, trained_on, recipe.get("val_fraction"))
+    if recipe.get("bad_images") == "skip":
+        dataset, _ = drop_or_refuse_unreadable(dataset, "skip")
     name = next((name for name in ("train", "val") if name in dataset.splits), None)
     if name is None:
         raise DataError(

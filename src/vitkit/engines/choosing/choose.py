@@ -22,6 +22,7 @@ from vitkit.engines.choosing.make_trials import (
 from vitkit.engines.choosing.options import EngineOptions
 from vitkit.engines.choosing.trial import TRIAL_BATCH, Trial
 from vitkit.engines.choosing.trial_cache import model_folder, one_at_a_time, read_trials
+from vitkit.engines.compiler import has_compiler
 from vitkit.engines.engine import Engine, EngineRequest
 from vitkit.engines.registry import (
     ENGINES,
@@ -182,7 +183,8 @@ def _by_trials(
         options.report(f"no engine is tried, as {why}: {error}; VITKIT_CACHE names another folder")
         return _untried(replace(request, folder=None), pairs[0], samples, options, why)
     engine, chosen = _best(request, trials, options)
-    options.report(report_line(trials, chosen))
+    if chosen is not None:
+        options.report(report_line(trials, chosen))
     return engine
 
 
@@ -205,6 +207,8 @@ def _candidates(options: EngineOptions, samples: Tensor | None) -> list[tuple[st
     names: Sequence[str] = [options.engine]
     if options.engine == "auto":
         names = [name for name, kind in ENGINES.items() if not kind.missing()]
+        if not has_compiler():
+            names = [name for name in names if name != "compile"]
     else:
         refuse_not_installed(options.engine, options.precision)
     precisions = [options.precision]
@@ -240,8 +244,14 @@ def _known(request: EngineRequest, candidates: Sequence[tuple[str, str]]) -> lis
 
 def _best(
     request: EngineRequest, trials: Sequence[Trial], options: EngineOptions
-) -> tuple[Engine, Trial]:
-    """Build the usable engine with the shortest expected time; one that fails now gives way."""
+) -> tuple[Engine, Trial | None]:
+    """Build the usable engine with the shortest expected time; one that fails now gives way.
+
+    Where none is usable, `auto` is torch in float32: what failed may be the child processes.
+
+    Raises:
+        SettingError: an engine or a precision that is asked for is not usable.
+    """
     images = _images_expected(options)
     usable = sorted((t for t in trials if t.usable), key=lambda trial: trial.seconds(images))
     for trial in usable:
@@ -251,4 +261,7 @@ def _best(
             if trial is usable[-1]:
                 raise
     reasons = "; ".join(f"{t.engine} {t.precision}: {t.reason}" for t in trials)
+    if _may_be_torch(options) and options.precision != "bfloat16":
+        options.report(f"engine torch, float32, without a trial, as all have failed ({reasons})")
+        return _build(request, "torch", "float32"), None
     raise SettingError(f"no engine can be used here ({reasons}); pass --engine torch")

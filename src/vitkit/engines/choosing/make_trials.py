@@ -22,6 +22,7 @@ from vitkit.engines.choosing.trial import (
     write_inputs,
 )
 from vitkit.engines.choosing.trial_cache import read_trials, write_trials
+from vitkit.engines.compiler import compiler_name, has_compiler
 from vitkit.engines.engine import EngineRequest
 from vitkit.engines.registry import ENGINES, EXTRA
 from vitkit.spec import Preprocess
@@ -35,8 +36,6 @@ COMPILING = 180.0
 """Seconds more for a compiler: on a busy machine a model takes over a minute."""
 FIXED_PASSES = 4
 """Batches of a trial besides those of agreement and calibration."""
-LASTING = ("ended by SIGFPE", "ended by SIGILL", "ended by SIGSEGV", "its logits")
-"""Begin the reasons that would be the same again; others are tried again the next time."""
 FUNCTION = "vitkit.engines.choosing.trial:run_trial"
 Pair = tuple[str, str]
 """Engine and precision."""
@@ -72,9 +71,8 @@ def make_trials(
         save(inputs / MODEL_FILE, request.model, preprocess=preprocess)
         write_inputs(inputs, samples, expected_logits(request, samples), request.calibration)
         trials = [_try(request, folder, inputs, pair, len(samples)) for pair in pairs]
-    lasting = [trial for trial in trials if trial.usable or trial.reason.startswith(LASTING)]
     known = read_trials(folder, request.threads)
-    found = {(trial.engine, trial.precision): trial for trial in (*known, *lasting)}
+    found = {(trial.engine, trial.precision): trial for trial in (*known, *trials)}
     write_trials(folder, request.threads, found.values())
     return trials
 
@@ -116,8 +114,8 @@ def _try(request: EngineRequest, folder: Path, inputs: Path, pair: Pair, images:
 def report_line(trials: Sequence[Trial], chosen: Trial) -> str:
     """Return the result of trials in one line, the engine that was chosen first.
 
-    Such as `engine openvino: 29.1 images/s (torch 14.0, 2.1 times; onnxruntime 20.2); compile not
-    usable here: no answer in 60 s`.
+    Such as `engine openvino, float32: 29.1 images/s (2.1 times as fast as torch, 1.4 times
+    onnxruntime); compile not usable here: no answer in 240 s`.
 
     Args:
         trials: all that were made.
@@ -132,11 +130,14 @@ def report_line(trials: Sequence[Trial], chosen: Trial) -> str:
             unusable.append(f"{name} not usable here: {trial.reason}")
         elif trial is not chosen:
             ratio = trial.image_seconds / chosen.image_seconds
-            others.append(f"{ratio:.1f} times {name}")
+            as_fast = "" if others else "as fast as "
+            others.append(f"{ratio:.1f} times {as_fast}{name}")
     line = f"engine {chosen.engine}, {chosen.precision}: {1 / chosen.image_seconds:.1f} images/s"
     if others:
         line += f" ({', '.join(others)})"
     if missing := [name for name, kind in ENGINES.items() if kind.missing()]:
         gain = ENGINES[missing[0]].gain
         unusable.append(f"{', '.join(missing)} not installed: pip install '{EXTRA}'; {gain}")
+    if not has_compiler():
+        unusable.append(f"compile needs a C++ compiler, and {compiler_name()} is not on the PATH")
     return "; ".join([line, *unusable])

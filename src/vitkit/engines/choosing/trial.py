@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ class Trial:
         image_seconds: the median time of a batch, for one image.
         agreement: of its logits with those of torch in float32.
         reason: why the engine cannot be used here, if so.
+        made: when, in seconds since 1970.
     """
 
     engine: str
@@ -48,6 +49,7 @@ class Trial:
     image_seconds: float = 0.0
     agreement: Agreement | None = None
     reason: str = ""
+    made: float = field(default_factory=time.time)
 
     @property
     def usable(self) -> bool:
@@ -110,6 +112,8 @@ def run_trial(
         engine = build()  # converts, which is made once for a model
         parts = images.split(TRIAL_BATCH)
         agreement = compare_logits(torch.cat([engine(part) for part in parts]), expected)
+        if model.spec.num_classes == 0:  # features have no class
+            agreement = replace(agreement, images=0)
         start = time.perf_counter()
         engine = build()
         engine(parts[0])

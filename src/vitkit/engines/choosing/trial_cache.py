@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,6 +27,10 @@ CACHE_VERSION = 1
 MOST_BYTES = 5 * 2**30
 """Size of all converted models that are kept; the ones used longest ago go first."""
 DIGITS = 32
+LASTING = ("ended by SIGFPE", "ended by SIGILL", "ended by SIGSEGV", "its logits")
+"""Begin the reasons of failures that would be the same again."""
+FORGOTTEN_SECONDS = 86_400.0
+"""Time after which other failures are tried again: a machine that was busy, a full memory."""
 
 
 def _digest(*facts: object) -> str:
@@ -112,7 +117,10 @@ def one_at_a_time(folder: Path, report: Callable[[str], object]) -> Iterator[Non
 
 
 def read_trials(folder: Path, threads: int) -> list[Trial]:
-    """Return the trials of this machine in a model's folder; none if they cannot be read."""
+    """Return the trials of this machine in a model's folder; none if they cannot be read.
+
+    A failure that may have been one of the moment is left out after a day.
+    """
     try:
         document = json.loads(_path(folder, threads).read_text(encoding="utf-8"))
         trials = [Trial.from_json(values) for values in document]
@@ -120,7 +128,14 @@ def read_trials(folder: Path, threads: int) -> list[Trial]:
         return []
     with contextlib.suppress(OSError):
         os.utime(folder)  # used now
-    return trials
+    return [trial for trial in trials if _holds(trial)]
+
+
+def _holds(trial: Trial) -> bool:
+    """Return False for a failure that is to be tried again."""
+    if trial.usable or trial.reason.startswith(LASTING):
+        return True
+    return 0 <= time.time() - trial.made < FORGOTTEN_SECONDS
 
 
 def write_trials(folder: Path, threads: int, trials: Iterable[Trial]) -> None:

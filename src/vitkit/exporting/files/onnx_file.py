@@ -152,7 +152,7 @@ def open_onnx(path: Path) -> Session:
     options.log_severity_level = 4
     with one_line_errors(path, "onnxruntime", "open"):
         session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    name = session.get_inputs()[0].name
+        name = session.get_inputs()[0].name
 
     def run(images: np.ndarray) -> list[np.ndarray]:
         with one_line_errors(path, "onnxruntime", "run"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -18,7 +19,7 @@ from vitkit.exporting.files.session import Session
 MAX_XML = 200_000_000
 """Bytes of a graph without its weights; those of the largest models have some 10 MB."""
 PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "float16": "f32"}
-"""Precision of an artefact -> OpenVINO's name of that of its inference; float16 is stored alone."""
+"""Precision of an artefact -> OpenVINO's name of that of its inference; float16 is the file's."""
 CAPABILITIES = {"bfloat16": "BF16"}
 """Precision -> the capability that the CPU needs for it."""
 
@@ -38,7 +39,8 @@ def write_openvino(model: Any, path: Path, description: str, *, half: bool) -> N
         half: store the weights in float16.
     """
     model.set_rt_info(description, ARTEFACT_KEY)
-    runtime_module("openvino").save_model(model, str(path), compress_to_fp16=half)
+    with one_line_errors(path, "OpenVINO", "write"):
+        runtime_module("openvino").save_model(model, str(path), compress_to_fp16=half)
 
 
 def describe_openvino(path: Path, description: str) -> None:
@@ -142,8 +144,10 @@ def open_openvino(path: Path, precision: str) -> Session:
     with one_line_errors(path, "OpenVINO", "open"):
         compiled = core.compile_model(core.read_model(str(path)), "CPU", settings)
 
+    lock = threading.Lock()  # a compiled model has one request, and a request one output
+
     def run(images: np.ndarray) -> list[np.ndarray]:
-        with one_line_errors(path, "OpenVINO", "run"):
+        with lock, one_line_errors(path, "OpenVINO", "run"):
             outputs = compiled(images)
             return [np.array(outputs[index]) for index in range(len(compiled.outputs))]
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from vitkit.engines.compiler import compiler_name, has_compiler
 from vitkit.errors import CheckpointError, MissingExtraError
 from vitkit.exporting.files.runtime_errors import first_line, one_line_errors, runtime_module
 from vitkit.exporting.files.session import Session
@@ -20,8 +21,6 @@ from vitkit.weights.files.zip_checks import READ_ERRORS, checked_entries
 
 ENTRY = "extra/vitkit.json"
 """Name of the description in the archive, after the archive's root folder."""
-COMPILER = "g++"
-"""The compiler that inductor calls."""
 
 
 def write_torch(program: Any, path: Path) -> None:
@@ -44,10 +43,10 @@ def write_aoti(program: Any, path: Path) -> None:
 
 def refuse_missing_compiler() -> None:
     """Raise `MissingExtraError` if there is no C++ compiler."""
-    if shutil.which(COMPILER) is None:
+    if not has_compiler():
         raise MissingExtraError(
-            f"--to aoti needs a C++ compiler, and {COMPILER} is not on the PATH; install it, or "
-            "export with --to torch"
+            f"--to aoti needs a C++ compiler, and {compiler_name()} is not on the PATH; install "
+            "it, name another one in the variable CXX, or export with --to torch"
         )
 
 

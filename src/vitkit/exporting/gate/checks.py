@@ -23,6 +23,7 @@ from vitkit.weights.checkpoint import Checkpoint
 
 Run = Callable[[np.ndarray], list[np.ndarray]]
 """A batch of images, as an exported model takes them -> its outputs, of which logits are last."""
+NOT_WRITTEN = "nothing is written"
 BATCH_SIZE = 16
 CLASS_IMAGES = 50
 """Images from which on the accuracy of a single class is bounded."""
@@ -341,4 +342,4 @@ def refuse_fake_int8(layers: dict[str, int], expected: int) -> None:
 
 
 def _refused(reason: str) -> CheckpointError:
-    return CheckpointError(f"export refused, nothing is written: {reason}")
+    return CheckpointError(f"export refused, {NOT_WRITTEN}: {reason}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -18,11 +17,12 @@ import numpy as np
 
 from vitkit.errors import CheckpointError
 from vitkit.exporting.gate.array_pipe import receive_message, send_message
-from vitkit.process import SPINCOUNT
+from vitkit.process import child_environment
 
 SECONDS = 300.0
 """Time that opening, or one batch, may take; the largest models take some 30 s a batch."""
-CHILD = "vitkit.exporting.gate.gate_child"
+COMMAND = (sys.executable, "-P", "-m", "vitkit.exporting.gate.gate_child")
+"""-P: not the working folder first, where a file onnx.py of the user's would be imported."""
 LEAVING_SECONDS = 10.0
 """Time in which a process whose pipes are closed ends by itself; then it is killed."""
 
@@ -48,26 +48,18 @@ class FreshProcess:
         path: Path,
         *,
         seconds: float = SECONDS,
-        command: Sequence[str] = (sys.executable, "-m", CHILD),
+        command: Sequence[str] = COMMAND,
     ) -> None:
         self._path = path
         self._seconds = seconds
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115 - until the process ends
-        # the child finds the same vitkit, wherever this one was imported from
-        root = str(Path(__file__).parents[3])
-        known = os.environ.get("PYTHONPATH")
-        variables = {
-            "GOMP_SPINCOUNT": SPINCOUNT,
-            **os.environ,
-            "PYTHONPATH": root if not known else f"{root}{os.pathsep}{known}",
-        }
         try:
             self._process = subprocess.Popen(
                 [*command, str(path)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._messages,
-                env=variables,
+                env=child_environment(),
             )
         except OSError as error:
             self._messages.close()

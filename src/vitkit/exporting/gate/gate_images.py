@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 
 from vitkit.data.datasets.split import Split
+from vitkit.data.images.preprocess import fit
 from vitkit.engines.choosing.sample_images import sample_images
 from vitkit.engines.quantise import SUBSET_SIZE
 from vitkit.errors import DataError
@@ -70,13 +71,13 @@ class CalibrationImages:
     """Images that int8 is calibrated with; none is among those of the check.
 
     Attributes:
-        images: N of them, RGB (H, W, 3) uint8.
+        images: N of them, (H, W, C) uint8: RGB of any size, or fitted to the model.
         data: name of the dataset.
         split: of the dataset.
         left_out: how many were left out, as the same pixels are among those of the check.
     """
 
-    images: tuple[UInt8[np.ndarray, "_ _ 3"], ...]
+    images: tuple[UInt8[np.ndarray, "_ _ _"], ...]
     data: str
     split: str
     left_out: int
@@ -136,11 +137,16 @@ def open_gate_images(
     images = with_labels_of(checkpoint, dataset, name)
     if len(images) == 0:
         raise DataError(f"{data}: its split {name} has no images to check the model on")
-    return GateImages(images, images.labels, data, name, dataset.fingerprint)
+    return GateImages(images, images.labels, dataset.name, name, dataset.fingerprint)
 
 
 def open_calibration(
-    checkpoint: Checkpoint, data: str, gate: GateImages, data_root: str | Path | None
+    checkpoint: Checkpoint,
+    data: str,
+    gate: GateImages,
+    data_root: str | Path | None,
+    *,
+    whole: bool,
 ) -> CalibrationImages:
     """Return up to 300 images to calibrate int8 with, evenly over a split.
 
@@ -151,6 +157,7 @@ def open_calibration(
         data: as for `open_dataset`; its `train` split is taken, else `val` or `test`.
         gate: the images that the result is checked on.
         data_root: the folder of named datasets.
+        whole: keep the images as they are, for a graph that resizes them; else fitted to the model.
 
     Raises:
         DataError: data that cannot be opened, of other classes, too few, or the ones of the check.
@@ -164,12 +171,13 @@ def open_calibration(
         )
     source = GateImages(dataset.splits[name])
     chosen = np.linspace(0, len(source) - 1, min(SUBSET_SIZE, len(source))).astype(int)
-    images = tuple(map(source.read, chosen.tolist()))
-    left_out = 0
-    if gate.labels is not None:
-        checked = gate.digests()
-        images = tuple(image for image in images if _digest(image) not in checked)
-        left_out = len(chosen) - len(images)
+    checked = set() if gate.labels is None else gate.digests()
+    images = []
+    for index in chosen.tolist():
+        image = source.read(index)
+        if _digest(image) not in checked:
+            images.append(image if whole else fit(image, checkpoint.preprocess))
+    left_out = len(chosen) - len(images)
     if len(images) < FEWEST_CALIBRATION_IMAGES:
         without = f", without {left_out:,} that the model is checked on," if left_out else ""
         raise DataError(
@@ -177,7 +185,7 @@ def open_calibration(
             f"measure the ranges of activations; at least {FEWEST_CALIBRATION_IMAGES} are needed, "
             f"and {SUBSET_SIZE} are used"
         )
-    return CalibrationImages(images, data, name, left_out)
+    return CalibrationImages(tuple(images), dataset.name, name, left_out)
 
 
 def _calibration_split(names: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from vitkit.data.images.preprocess import preprocess_images
 from vitkit.errors import CheckpointError
 from vitkit.exporting.files.description import ArtefactDescription
-from vitkit.exporting.gate.checks import GateBounds, artefact_inputs, torch_logits
+from vitkit.exporting.gate.checks import NOT_WRITTEN, GateBounds, artefact_inputs, torch_logits
 from vitkit.exporting.gate.fresh_process import FreshProcess
 from vitkit.weights.checkpoint import Checkpoint
 
@@ -95,7 +95,7 @@ def refuse_slower(
         return
     baselines = {"torch": "torch", "float32": "the same runtime in float32"}
     raise CheckpointError(
-        f"export refused, nothing is written: it takes {latency['exported_ms']:.2f} ms an image, "
+        f"export refused, {NOT_WRITTEN}: it takes {latency['exported_ms']:.2f} ms an image, "
         f"{latency['ratio']:.2f} times as long as {baselines[latency['baseline']]} "
         f"({latency['baseline_ms']:.2f} ms; bound {bound:g}); pass --allow-slower "
         "(allow_slower=True) to accept it"
