@@ -8,9 +8,11 @@ from noise import fill_with_noise
 from torch import nn
 
 import vitkit
+from vitkit.engines import kernels
 from vitkit.engines.inference_folds import QueryScaledAttention, fold_for_inference
 from vitkit.engines.kernels import PackedLinear, can_pack
 from vitkit.errors import SettingError
+from vitkit.models.attention import KERNELS
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 16, "depth": 2, "num_heads": 2,
          "mlp_width": 24, "num_classes": 5, "layer_scale": 0.1}  # fmt: skip
@@ -109,6 +111,22 @@ def test_measured_kernels_compute_the_same():
             )
         assert next(fast.parameters()).dtype == getattr(torch, precision)
         assert not any(parameter.requires_grad for parameter in fast.parameters())
+
+
+@pytest.mark.skipif(not can_pack(torch.float32), reason="torch has no oneDNN here")
+@pytest.mark.parametrize("slower", [1.05, 1.2])
+def test_other_kernels_are_taken_only_where_they_are_clearly_faster(monkeypatch, slower):
+    def times(calls: dict[str, object]) -> dict[str, float]:
+        return {name: slower if name in ("fused", "torch") else 1.0 for name in calls}
+
+    monkeypatch.setattr(kernels, "in_turns", times)
+    model, images = noisy().float(), some_images().float()
+    fast = vitkit.optimized(model, batch_size=2)
+    layers = [m for m in fast.blocks.modules() if isinstance(m, nn.Linear | PackedLinear)]
+    assert {type(layer) is PackedLinear for layer in layers} == {slower > 1.1}
+    assert (fast.blocks[0].attn.attend is KERNELS["plain"]) == (slower > 1.1)
+    with torch.inference_mode():
+        torch.testing.assert_close(fast(images), model(images), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.skipif(not can_pack(torch.float32), reason="torch has no oneDNN here")
