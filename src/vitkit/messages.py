@@ -1,4 +1,4 @@
-"""Words for messages: counts, quoted lists, escaped names, and hints for what was mistyped."""
+"""Words for messages: numbers, quoted lists, escaped names, and hints for what was mistyped."""
 
 from __future__ import annotations
 
@@ -36,6 +36,17 @@ def percent(share: float) -> str:
     ('97.3 %', '100.0 %')
     """
     return f"{100 * share:.1f} %"
+
+
+def short_number(value: float) -> str:
+    """Return three significant digits or all whole ones.
+
+    >>> short_number(1234.5), short_number(8.9), short_number(97.31), short_number(99.97)
+    ('1,234', '8.90', '97.3', '100')
+    """
+    if value >= 99.95:
+        return f"{value:,.0f}"
+    return f"{value:#.3g}"
 
 
 def flag_name(setting: str) -> str:

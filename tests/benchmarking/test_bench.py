@@ -7,6 +7,7 @@ import json
 import re
 import signal
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -68,12 +69,27 @@ class EngineThatEnds(InThisProcess):
         return super().ask(do, **request)
 
 
+class BusyAtFirst(InThisProcess):
+    """The same, but other programs run while the peak is measured for the first time."""
+
+    asked = 0
+
+    def ask(self, do: str, **request: object) -> dict:
+        reply = super().ask(do, **request)
+        if do == "peak":
+            BusyAtFirst.asked += 1
+            if BusyAtFirst.asked == 1:
+                return {"products": {"torch": 5e12, "numpy": 2e12}}
+        return reply
+
+
 def benched(*words: str, worker: type[InThisProcess] = InThisProcess) -> dict:
     """Run the command, with all contenders in this process, and return its JSON."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitkit.benchmarking.measure.Worker", worker)
         patch.setattr("sys.stdout", io.StringIO())
-        assert cli.run(["bench", *words, *QUICK, "--json"]) == 0
+        quick = QUICK[2:] if "--engines" in words else QUICK
+        assert cli.run(["bench", *words, *quick, "--json"]) == 0
         text = sys.stdout.getvalue()
     torch.set_flush_denormal(False)
     return json.loads(text)
@@ -146,18 +162,44 @@ def test_the_figure_is_written_and_not_blank(measured):
     assert (pixels == 255).all(-1).mean() > 0.5
 
 
-def test_training_steps_and_loaders_are_compared_too(model, monkeypatch):
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> dict:
+    """The JSON of training steps and loaders, of a model that was trained with random rates."""
+    rates = ("position_dropout", "patch_dropout", "attention_dropout", "projection_dropout",
+             "mlp_dropout", "head_dropout", "drop_path")  # fmt: skip
+    path = tmp_path_factory.mktemp("random") / "model.safetensors"
+    model = save_noisy(path, [*"abcdef"], std=0.3, image_size=16, **dict.fromkeys(rates, 0.5))
     loading = "vitkit.benchmarking.contender_process.image_loading"
-    monkeypatch.setattr(f"{loading}.FEWEST_PHOTOGRAPHS", 8)
-    document = benched(model, "--against", "torchvision", "--tasks", "training", "loader")
-    training, loader = document["tasks"]
+    words = ["--against", "torchvision", "--tasks", "training", "loader"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{loading}.FEWEST_PHOTOGRAPHS", 8)
+        return benched(model, *words, "--engines", "torch", "optimized", worker=BusyAtFirst)
+
+
+def test_training_steps_and_loaders_are_compared_too(trained):
+    training, loader = trained["tasks"]
     for task, own in ((training, "vitkit torch"), (loader, "vitkit")):
         names = [row["contender"] for row in task["rows"]]
         assert names == ["torchvision", own, "torchvision, again"]
-        assert not task["not_timed"]
+    # with random rates the first loss would differ
+    assert training["not_timed"] == {"vitkit optimized": "does not train; torch and compile do"}
+    assert not loader["not_timed"]
     assert training["operations_per_image"] > 0
     assert training["rows"][1]["logits"]["difference"] < 1e-3
     assert loader["rows"][1]["logits"] is None
+
+
+def test_the_larger_peak_of_before_and_after_the_tasks_counts(trained):
+    assert trained["matrix_products"] == {"float32": {"torch": 1e13, "numpy": 2e12}}
+
+
+def test_a_plot_of_nothing_is_not_written(model, tmp_path, capsys):
+    plot = tmp_path / "speed.png"
+    words = ["--against", "none", "--tasks", "training", "--engines", "optimized"]
+    document = benched(model, *words, "--plot", str(plot))
+    assert not document["tasks"][0]["rows"]
+    assert f"no plot is written to {plot}, as nothing was measured\n" in capsys.readouterr().err
+    assert not plot.exists()
 
 
 def test_a_model_of_the_first_paper_is_that_of_vit_pytorch_and_one_that_ends_is_named():
@@ -207,7 +249,14 @@ def test_the_table_has_ratios_share_of_the_peak_noise_and_what_is_missing():
     assert re.search(r"timm +4\.00 +1\.00 +\[.*\] +35 % +500", text)
     assert re.search(r"vitkit onnxruntime +8\.00 +2\.00 +\[1\.9\d, 2\.0\d\] +70 % +500", text)
     assert "timm beside itself: 1.00 x [0.99, 1.01]\n" in text
-    assert "vitkit onnxruntime beside the fastest other, timm: 2.00 x" in text
+    folded = " ".join(text.split())
+    assert "vitkit onnxruntime beside the fastest other, timm: 2.00 x [" in folded
+    assert "] (both chosen by these times)" in folded
+    assert "above 100 %" not in text
+    note = "\n  MB: of the whole process, with conversion and earlier batches\n"
+    assert note not in text
+    latency = replace(result.tasks[0], task="latency", batch_size=1)
+    assert note in format_tables(replace(result, tasks=(latency,)))
     assert "openvino: not timed: ended by SIGILL" in text
     assert "left out: vit-pytorch: not installed (pip install vit-pytorch)" in text
     assert "(x: times as fast as timm)" in text
@@ -228,6 +277,7 @@ def test_the_table_has_80_columns_with_the_longest_names_and_their_own_peaks(mon
     lines = format_tables(made_result(*rows, again=made_row("again", 0.1))).splitlines()
     assert max(map(len, lines)) <= 80
     assert "(x: times as fast as vitkit optimized bfloat16)" in " ".join(lines)
+    assert "  a share above 100 %: the peak was measured while" in "\n".join(lines)
     shares = {line[:28].strip(): line.split()[-3:-1] for line in lines if " 500" in line}
     assert [shares[name] for name in ("timm float32", "timm", "openvino int8")] == [
         ["53846", "%"], ["26923", "%"], ["1.01]", "-"]]  # fmt: skip
@@ -300,7 +350,8 @@ def test_contenders_that_are_not_asked_for_are_left_out_with_the_reason(monkeypa
         (["--precision", "float16"], "--precision float16: must be one of float32"),
         (["--batch-size", "0"], "--batch-size 0: must be 1 or more"),
         (["--threads", "0"], "--threads 0: must be 1 or more"),
-        (["--rounds", "-1"], "--rounds -1: must be 1 or more"),
+        (["--rounds", "1"], "--rounds 1: must be 2 or more, as an interval needs at least 2"),
+        (["--against", "none", "timm"], "--against none timm: none stands alone; leave out none"),
         (["--seconds", "0"], "--seconds 0.0: must be above 0"),
         (["--img-size", "0"], "--img-size 0: must be 1 or more"),
         (["--plot", "/proc/speed.png"], "cannot write /proc/speed.png"),

@@ -19,6 +19,7 @@ from vitkit.planning.hardware import GPUS
 from vitkit.planning.measure import kept_bytes
 from vitkit.planning.memory import (
     MUON_BATCHED,
+    Memory,
     Training,
     kept_copies,
     largest_batch,
@@ -52,6 +53,11 @@ H100 = json.loads(
     .read_text(encoding="utf-8")
 )  # fmt: skip
 NAMES = {"Ti": "vit_tiny_patch16_224", "S": "vit_small_patch16_224", "B": "vit_base_patch16_224"}
+
+
+def without_images(memory: Memory) -> int:
+    """Return the peak as it was measured: the images were there before."""
+    return memory.peak - memory.images
 
 
 def design(name: str) -> vitkit.ViTSpec:
@@ -112,7 +118,8 @@ def test_activations_are_what_autograd_keeps(name, amp, kernel, recompute):
 def test_memory_and_time_of_a_step_on_an_h100(name, how):
     measured = H100["training"][name]["rows"][f"vitkit {how}"]
     training = Training(spec=preset(NAMES[name]))
-    assert training_memory(training, 256).peak / 1e9 == pytest.approx(measured["peak_gb"], rel=0.1)
+    memory = training_memory(training, 256)
+    assert without_images(memory) / 1e9 == pytest.approx(measured["peak_gb"], rel=0.1)
     step = step_time(
         training, 256, gpu_rates(GPUS["h100"], Arithmetic()), compiled=how == "compiled"
     )
@@ -124,7 +131,7 @@ def test_memory_and_time_of_a_step_on_an_h100(name, how):
 def test_checkpointing_on_an_h100(images, row):
     measured = H100["checkpointing"][images][row]
     training = Training(spec=preset(NAMES["B"]), recompute=row == "block")
-    peak = training_memory(training, int(images)).peak
+    peak = without_images(training_memory(training, int(images)))
     assert peak / 1e9 == pytest.approx(measured["peak_gb"], rel=0.1)
     step = step_time(training, int(images), gpu_rates(GPUS["h100"], Arithmetic()))
     assert step.total == pytest.approx(measured["seconds"], rel=0.25)
@@ -174,6 +181,16 @@ def test_muon_orthogonalises_large_matrices_one_by_one():
         more[name] = memory.peak - memory.weights - memory.gradients - memory.optimizer
     # a direction in float32 and three copies in bfloat16
     assert more == {"Ti": 10 * 12 * 4 * 192 * 192, "B": 10 * 768 * 3072}
+
+
+def test_the_peak_has_the_images_in_float32():
+    spec = design("plain").replace(in_channels=1, image_size=(48, 64))
+    few, many = (training_memory(Training(spec=spec), images) for images in (1, 10_000))
+    assert (few.images, many.images) == (4 * 48 * 64, 4 * 48 * 64 * 10_000)
+    # all else that an image needs follows from its tokens and patches
+    each = (many.peak - many.images) / 10_000
+    kept = (many.activations + many.temporary) / 10_000
+    assert each == pytest.approx(kept, rel=1e-3)
 
 
 def test_the_largest_batch_is_the_largest():

@@ -46,12 +46,39 @@ def test_the_sentence_about_what_does_not_fit(capsys):
     words = ("ViT-L/16", "--gpu", "rtx4090", "--batch-size", "64", "--img-size", "384")
     text = plan(capsys, *words)
     (most,) = re.findall(r"does not fit: .* the largest batch that does is (\d+);", text)
-    (steps,) = re.findall(r"pass --grad-accum-steps (\d+) or more", text)
+    assert "GB of 22 (24 GB, of which 2 are kept free); " in text
+    (steps,) = re.findall(r"pass --grad-accum-steps (\d+) to train", text)
     # at least, as gradients of earlier micro-batches need room
     assert int(steps) >= math.ceil(64 / int(most))
     words = (*words[:3], "--img-size", "384", "--json", "--batch-size")
     fits = [json.loads(plan(capsys, *words, str(int(most) + n)))["ways"][0]["fits"] for n in (0, 1)]
     assert fits == [True, False]
+
+
+def test_the_steps_of_accumulation_divide_the_images_of_a_gpu(capsys):
+    words = ("ViT-L/16", "--gpu", "rtx4090", "--gpus", "2", "--img-size", "384")
+    text = plan(capsys, *words, "--batch-size", "202")  # 101 images on each, a prime
+    assert re.findall(r"pass --grad-accum-steps (\d+) to train", text)[0] == "101"
+    text = plan(capsys, *words, "--batch-size", "180")
+    most, steps = re.findall(r"that does is (\d+);.*-steps (\d+) to train", text)[0]
+    assert 90 % int(steps) == 0
+    assert int(steps) < 90
+    assert 180 / int(steps) <= int(most)
+
+
+def test_short_runs_are_in_hours_and_slow_ones_have_three_digits(capsys):
+    words = ("ViT-L/16", "--img-size", "1024", "--batch", "1", "--amp", "off", "--epochs")
+    for epochs, unit, parts in (("1", "hours", 24), ("300", "days", 1)):
+        images = ("--images", "10000") if unit == "hours" else ()
+        text = plan(capsys, *words, epochs, *images)
+        ways = json.loads(plan(capsys, *words, epochs, *images, "--json"))["ways"]
+        for title, wanted in (
+            (rf"{unit}, {epochs} epochs", [parts * way["days"] for way in ways]),
+            ("images/s", [way["images_per_second"] for way in ways]),
+        ):
+            (row,) = re.findall(rf"^{title} +(.*)$", text, flags=re.MULTILINE)
+            numbers = [float(number.replace(",", "")) for number in row.split()]
+            assert numbers == pytest.approx(wanted, rel=5.1e-3)
 
 
 def test_settings_change_what_they_name(capsys):
@@ -101,6 +128,12 @@ def test_this_processor_is_measured(monkeypatch, capsys):
         ("ViT-B/16 --gpus 0", r"--gpus 0: must be 1 or more"),
         ("ViT-B/16 --epochs 0", r"--epochs 0: must be 1 or more"),
         ("ViT-B/16 --batch-size 0", r"--batch-size 0: must be 1 or more"),
+        ("ViT-B/16 --images 100", r"--batch-size 256 \(the default\): --images 100 do .* 100 or"),
+        (
+            "ViT-B/16 --gpus 8 --batch 2048 --images 101",
+            r"--batch-size 2048: --images 101 do not fill one step of --gpus 8; pass .* 96 or less",
+        ),
+        ("ViT-B/16 --gpus 8 --images 5", r"--batch-size 2048 .* --gpus 8; pass --gpus 5 or less"),
         ("vit_bas_patch16_224", r"no model .*did you mean 'vit_base_patch16_224'"),
         ("ViT-B/16 --img-size 225", r"225 .* not divisible by patch_size 16"),
         ("ViT-B/16 --spec.num-heads 7", r"width 768 is not divisible by num_heads 7"),

@@ -122,10 +122,15 @@ def choose_contenders(against: Sequence[str], engines: Sequence[str], precision:
         precision: one of float32, bfloat16 and int8, for names without one.
 
     Raises:
-        SettingError: a name or a precision that does not exist, or a precision that a named
-            contender lacks.
+        SettingError: a name or a precision that does not exist, a precision that a named
+            contender lacks, or `none` beside names.
         MissingExtraError: a named contender whose packages are not installed.
     """
+    if NO_PEERS in against and len(against) > 1:
+        raise SettingError(
+            f"--against {' '.join(against)}: {NO_PEERS} stands alone; leave out {NO_PEERS}, or the "
+            "other names"
+        )
     left_out: dict[str, str] = {}
     peers: list[Contender] = []
     if list(against) != [NO_PEERS]:

@@ -113,6 +113,7 @@ class Benchmark:
                 tasks.append(self._training(model))
             if "loader" in chosen:
                 tasks.append(self._loading(place / "photographs"))
+        products = _larger(products, self._matrix_products())
         return BenchmarkResult(
             self._name,
             self._settings.to_json(),
@@ -156,6 +157,8 @@ class Benchmark:
                 excluded[contender.name] = f"training has no {contender.precision}"
             elif contender.kind == "library" or contender.source in TRAINED_ENGINES:
                 able.append(contender)
+            else:
+                excluded[contender.name] = f"does not train; {' and '.join(TRAINED_ENGINES)} do"
         request = partial(self._request, "training", model)
         with self._built(able, request, excluded) as built:
             operations = TRAINING_PASSES * self._operations
@@ -301,6 +304,19 @@ def _noting(one: _Measured, active: dict[str, _Measured], ended: dict[str, str])
     except ContenderError as error:
         active.pop(one.contender.name, None)
         ended[one.contender.name] = str(error)
+
+
+def _larger(
+    first: dict[str, dict[str, float]], second: dict[str, dict[str, float]]
+) -> dict[str, dict[str, float]]:
+    """Return the larger of two measurements of each product: other programs make it smaller."""
+    larger: dict[str, dict[str, float]] = {}
+    for precision in first | second:
+        one, other = first.get(precision, {}), second.get(precision, {})
+        larger[precision] = {
+            library: max(one.get(library, 0.0), other.get(library, 0.0)) for library in one | other
+        }
+    return larger
 
 
 def _row(one: _Measured, count: int, peak_mb: float) -> BenchmarkRow:

@@ -10,9 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from vitkit.benchmarking.result import BenchmarkResult, TaskResult
-from vitkit.benchmarking.table import short_number
 from vitkit.io.atomic import write_bytes
-from vitkit.messages import plural
+from vitkit.messages import plural, short_number
 from vitkit.plots.figure import (
     BLUE,
     SCREEN_DPI,

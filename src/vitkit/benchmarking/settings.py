@@ -56,7 +56,7 @@ def benchmark_settings(
         precision: float32, bfloat16 or int8.
         batch_size: 1 or more.
         threads: 1 or more; default the cores that this process may use.
-        rounds: 1 or more.
+        rounds: 2 or more.
         seconds: above 0.
         tasks: some of `TASKS`; default inference and latency.
 
@@ -64,9 +64,12 @@ def benchmark_settings(
         SettingError: a value that cannot be.
     """
     threads = available_cores() if threads is None else threads
-    for field, value in (("batch_size", batch_size), ("threads", threads), ("rounds", rounds)):
+    for field, value in (("batch_size", batch_size), ("threads", threads)):
         if value < 1:
             raise SettingError.about(field, value, "must be 1 or more")
+    if rounds < 2:
+        expected = "must be 2 or more, as an interval needs at least 2 rounds"
+        raise SettingError.about("rounds", rounds, expected)
     if not 0 < seconds <= 600:
         raise SettingError.about("seconds", seconds, "must be above 0 and at most 600")
     if precision not in PRECISIONS:

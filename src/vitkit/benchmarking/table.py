@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from vitkit.benchmarking.machine import QUIET_LOAD
 from vitkit.benchmarking.result import BenchmarkResult, BenchmarkRow, TaskResult
 from vitkit.benchmarking.statistics import Interval
-from vitkit.messages import plural
+from vitkit.messages import plural, short_number
 
 WIDTH = 80
 NAME = 26
@@ -67,7 +67,9 @@ def _task(task: TaskResult, peaks: Mapping[str, float]) -> Iterator[str]:
         yield COLUMNS.format("", speed, "x", "[95 %]", "of peak", "MB")
         for row in task.rows:
             yield _row(task, row, peaks)
-        yield from _conclusions(task)
+        if task.task == "latency":
+            yield "  MB: of the whole process, with conversion and earlier batches"
+        yield from _conclusions(task, peaks)
     for name, reason in task.excluded.items():
         yield from _folded(f"  {name}: not timed: {reason}")
 
@@ -84,8 +86,13 @@ def _row(task: TaskResult, row: BenchmarkRow, peaks: Mapping[str, float]) -> str
     )
 
 
-def _conclusions(task: TaskResult) -> Iterator[str]:
-    """Yield the noise, and vitkit beside the fastest of the others."""
+def _conclusions(task: TaskResult, peaks: Mapping[str, float]) -> Iterator[str]:
+    """Yield impossible shares, the noise, and vitkit beside the fastest of the others."""
+    if any((task.share_of_peak(row, peaks) or 0.0) > 1.0 for row in task.rows):
+        yield from _folded(
+            "  a share above 100 %: the peak was measured while other programs ran, or its "
+            "libraries have slower products"
+        )
     base = task.rows[0].contender
     noise = task.noise
     if noise is not None:
@@ -96,7 +103,7 @@ def _conclusions(task: TaskResult) -> Iterator[str]:
         faster = task.compare(own, other)
         yield from _folded(
             f"  {own.contender} beside the fastest other, {other.contender}: "
-            f"{interval_text(faster)}"
+            f"{interval_text(faster)} (both chosen by these times)"
         )
 
 
@@ -107,17 +114,6 @@ def interval_text(interval: Interval) -> str:
     '1.23 x [1.20, 1.30]'
     """
     return f"{interval.value:.2f} x [{interval.low:.2f}, {interval.high:.2f}]"
-
-
-def short_number(value: float) -> str:
-    """Return three significant digits or all whole ones.
-
-    >>> short_number(1234.5), short_number(8.9), short_number(97.31)
-    ('1,234', '8.90', '97.3')
-    """
-    if value >= 100:
-        return f"{value:,.0f}"
-    return f"{value:#.3g}"
 
 
 def _folded(text: str) -> list[str]:

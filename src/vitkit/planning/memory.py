@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal
@@ -58,6 +59,7 @@ class Memory:
         optimizer: moments of the optimizer.
         ema: the average of the weights.
         copies: weights in half precision (autocast), and blocks that FSDP has gathered.
+        images: of this device, in float32; they stay until the end of the step.
         activations: kept for the backward pass, for all images of this device; with activation
             checkpointing with those of the block that is recomputed.
         temporary: the largest short-lived tensors at the beginning of the backward pass.
@@ -70,13 +72,14 @@ class Memory:
     optimizer: int
     ema: int
     copies: int
+    images: int
     activations: int
     temporary: int
     peak: int
 
 
 def training_memory(training: Training, images: int, *, accumulated: bool = False) -> Memory:
-    """Return the memory of one device with `images` images in a step, without the images.
+    """Return the memory of one device with `images` images in a step.
 
     Args:
         training: the run.
@@ -99,15 +102,17 @@ def training_memory(training: Training, images: int, *, accumulated: bool = Fals
     one_block = images * (each.outside + each.block.total + each.backward)
     end = fixed + weights + copies // max(1, training.spec.depth) + one_block
     update = fixed + weights + _update(training)
+    pixels = images * _image_bytes(training.spec)
     return Memory(
         weights=weights,
         gradients=weights,
         optimizer=moments,
         ema=average,
         copies=copies,
+        images=pixels,
         activations=kept,
         temporary=temporary,
-        peak=max(start, end, update),
+        peak=pixels + max(start, end, update),
     )
 
 
@@ -135,6 +140,11 @@ def largest_batch(training: Training, available: float, *, accumulated: bool = F
         else:
             beyond = middle
     return fits
+
+
+def _image_bytes(spec: ViTSpec) -> int:
+    """Return the bytes of an image on the device, in float32."""
+    return FULL * spec.in_channels * math.prod(spec.image_size)
 
 
 def _moments(optimizer: OptimizerName, parameters: Parameters) -> int:

@@ -19,6 +19,7 @@ from vitkit.data.augmentation.model_inputs import ModelInputs
 from vitkit.data.loading.batch import Batch
 from vitkit.engines.choosing.sample_images import sample_images
 from vitkit.models.attention import use_attention
+from vitkit.models.vit import ViT
 from vitkit.training.optimization.precision import Precision
 from vitkit.training.step import Objective, TrainingStep
 from vitkit.weights.load import load
@@ -27,6 +28,16 @@ LEARNING_RATE = 1e-4
 CLIP = 1.0
 """Largest norm of the gradient."""
 CPU = torch.device("cpu")
+RANDOM_RATES = (
+    "position_dropout",
+    "patch_dropout",
+    "attention_dropout",
+    "projection_dropout",
+    "mlp_dropout",
+    "head_dropout",
+    "drop_path",
+)
+"""Fields of a spec by which a step drops something at random."""
 
 
 class TrainedModel(NamedTuple):
@@ -78,7 +89,7 @@ def make_trained_model(task: Task) -> TrainedModel:
 
 def _own(task: Task) -> TrainedModel:
     """Build vitkit's `TrainingStep`, with the attention kernel that a run chooses."""
-    model = load(task.own).model
+    model = _without_dropout(load(task.own).model)
     precision: Precision = "off"
     if task.precision == "bfloat16":
         precision = "bfloat16"
@@ -103,6 +114,16 @@ def _own(task: Task) -> TrainedModel:
 
     torch_version = installed_versions(["torch"])["torch"]
     return TrainedModel(f"torch {torch_version}", logits, step)
+
+
+def _without_dropout(model: ViT) -> ViT:
+    """Return a model with the same weights whose steps are those of the other libraries' models.
+
+    A checkpoint keeps the rates that it was trained with, and no other format does.
+    """
+    same = ViT(model.spec.replace(**dict.fromkeys(RANDOM_RATES, 0.0)))
+    same.load_state_dict(model.state_dict())
+    return same
 
 
 def _pixels_of(labels: Tensor) -> Batch:

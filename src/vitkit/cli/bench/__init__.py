@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,11 @@ from vitkit.cli.parsing.images import files_of_checkpoint
 from vitkit.cli.parsing.words import read_words
 from vitkit.io.results import check_outputs, png_result
 
+FIELDS = replace(
+    SPEC,
+    help="a field of a model by its name, such as --spec.depth 4; a checkpoint keeps its own, but "
+    "for fields that its file does not state.",
+)
 PLOT = png_result("a plot of a benchmark", WRITER)
 
 EXAMPLES = (
@@ -49,7 +55,7 @@ def bench_command(
     Each contender has a process of its own. One with other logits than ours is named and not timed,
     as is one that crashes or hangs. The others take turns, in an order drawn for each round, and in
     reverse. A ratio is that of medians, with a 95 % bootstrap interval; the first contender,
-    compared with itself, shows the noise.
+    compared with itself, shows the noise. All run on the processor; for GPUs: benchmarks/gpu.sh.
 
     Args:
         model: a model's name (untrained weights), or a checkpoint of any known format.
@@ -61,13 +67,13 @@ def bench_command(
         precision: float32, bfloat16 or int8; a name may have its own, as in openvino:int8.
         batch_size: images of a batch.
         threads: of the processor; default the cores that may be used.
-        rounds: number of rounds; a contender has two turns in each.
+        rounds: number of rounds, 2 or more; a contender has two turns in each.
         seconds: of a turn, at least.
-        img_size: image size in pixels; default the model's own.
+        img_size: image size in pixels of a model by its name; a checkpoint keeps its own.
         json: print JSON, with the times of all turns, the machine and the versions.
         plot: write a figure to this .png file.
         overwrite: let --plot replace any existing file; default: only an earlier plot.
-        spec: fields of the model.
+        spec: fields of `ViTSpec`.
     """
     # imported here: --help and wrong names do not wait for torch
     from vitkit.benchmarking.contenders import choose_contenders
@@ -91,7 +97,7 @@ def bench_command(
 
 def describe(_: Sequence[str] = ()) -> Command:
     """Describe the verb."""
-    return describe_function("bench", bench_command, examples=EXAMPLES, extra=[SPEC])
+    return describe_function("bench", bench_command, examples=EXAMPLES, extra=[FIELDS])
 
 
 def run(arguments: list[str]) -> None:

@@ -51,11 +51,15 @@ def print_benchmark(result: BenchmarkResult, plot: Path | None, *, as_json: bool
         sys.stdout.write(json_text.dumps(result.to_json(), indent=2) + "\n")
     else:
         sys.stdout.write(format_tables(result))
-    if plot is not None and any(task.rows for task in result.tasks):
-        from vitkit.benchmarking.plot import save_plot
+    if plot is None:
+        return
+    if not any(task.rows for task in result.tasks):
+        sys.stderr.write(f"no plot is written to {escape(plot)}, as nothing was measured\n")
+        return
+    from vitkit.benchmarking.plot import save_plot
 
-        save_plot(result, plot, WRITER)
-        sys.stderr.write(f"wrote {escape(plot)}\n")
+    save_plot(result, plot, WRITER)
+    sys.stderr.write(f"wrote {escape(plot)}\n")
 
 
 def _report(line: str) -> None:

@@ -72,6 +72,7 @@ def check_request(request: Request) -> None:
     for name, value in counts.items():
         if value < 1:
             raise SettingError(f"--{name} {value}: must be 1 or more")
+    _check_images(request)
     if request.opt == "muon" and request.parallel == "fsdp" and request.gpus > 1:
         raise SettingError(
             "--opt muon needs whole matrices, and --parallel fsdp splits them; pass "
@@ -85,6 +86,20 @@ def check_request(request: Request) -> None:
         raise SettingError(f"--gpus {request.gpus}: --gpu this is one processor; leave --gpus out")
     if request.compile:
         raise SettingError("--compile: its gain is known for GPUs alone; leave it out")
+
+
+def _check_images(request: Request) -> None:
+    """Refuse a batch that all images of the training split do not fill."""
+    batch, images, gpus = request.batch, request.images, request.gpus
+    if batch <= images:
+        return
+    most = images // gpus * gpus
+    mend = f"pass --batch-size {most} or less" if most else f"pass --gpus {images} or less"
+    default = " (the default)" if request.batch_size is None else ""
+    raise SettingError(
+        f"--batch-size {batch}{default}: --images {images} do not fill one step of --gpus {gpus}; "
+        f"{mend}"
+    )
 
 
 def spec_of(model: str, img_size: int | None, fields: dict[str, Any]) -> ViTSpec:

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from vitkit.cli.printing.columns import align
+from vitkit.messages import short_number
 from vitkit.planning.estimate import Schedule, Way
 from vitkit.planning.flops import forward_flops, training_flops
 from vitkit.planning.hardware import GB, SPARE_GB, Hardware
@@ -105,8 +106,9 @@ def _rows(
     titles = [title_of(way, training.devices) for way in ways]
     rows = [["GB on each", *titles]]
     labels = {"weights": "weights", "gradients": "gradients", "optimizer": "optimizer",
-              "ema": "average (EMA)", "copies": "copies of weights", "activations": "activations",
-              "temporary": "temporary", "peak": "at most at once"}  # fmt: skip
+              "ema": "average (EMA)", "copies": "copies of weights", "images": "images",
+              "activations": "activations", "temporary": "temporary",
+              "peak": "at most at once"}  # fmt: skip
     for field, label in labels.items():
         values = [asdict(way.memory)[field] for way in ways]
         if any(values):
@@ -117,8 +119,10 @@ def _rows(
     rows.append(["ms of a step", *(f"{way.step.total * 1e3:,.1f}" for way in ways)])
     if training.devices > 1:
         rows.append(["  waiting", *(f"{way.step.waiting * 1e3:,.1f}" for way in ways)])
-    rows.append(["images/s", *(f"{way.images_per_second:,.0f}" for way in ways)])
-    rows.append([f"days, {schedule.epochs:,} epochs", *(f"{way.days:,.2f}" for way in ways)])
+    rows.append(["images/s", *(short_number(way.images_per_second) for way in ways)])
+    unit, of_a_day = ("days", 1) if max(way.days for way in ways) >= 1 else ("hours", 24)
+    times = (short_number(of_a_day * way.days) for way in ways)
+    rows.append([f"{unit}, {schedule.epochs:,} epochs", *times])
     return rows
 
 
@@ -141,20 +145,21 @@ def _too_large(way: Way, schedule: Schedule, training: Training, device: Hardwar
     name = title_of(way, training.devices)
     text = (
         f"{name} does not fit: {way.memory.peak / GB:,.1f} GB of {device.available / GB:,.0f} "
-        f"({device.memory / GB:,.0f} without {SPARE_GB:.0f} to spare); "
+        f"({device.memory / GB:,.0f} GB, of which {SPARE_GB:.0f} are kept free); "
     )
     if not way.largest_batch:
         return text + "not even one image for each GPU does"
     text += f"the largest batch that does is {way.largest_batch:,}"
     # gradients of earlier micro-batches need room, too
     alike = replace(training, parallel=way.parallel, recompute=way.recompute)
-    micro = training.devices * largest_batch(alike, device.available, accumulated=True)
+    micro = largest_batch(alike, device.available, accumulated=True)
     if not micro:
         return text
-    accumulate = -(-schedule.batch_size // micro)
+    each = schedule.batch_size // training.devices
+    # train divides a device's images into equal parts
+    steps = next(n for n in range(1, each + 1) if each % n == 0 and each // n <= micro)
     return text + (
-        f"; for {schedule.batch_size:,} images in a step pass --grad-accum-steps {accumulate} or "
-        "more to train"
+        f"; for {schedule.batch_size:,} images in a step pass --grad-accum-steps {steps} to train"
     )
 
 
