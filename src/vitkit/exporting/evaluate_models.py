@@ -18,7 +18,7 @@ from vitkit.evaluation.evaluate import EvaluationChoice, evaluate_checkpoint, ev
 from vitkit.evaluation.evaluation_loop import LabelledLogits, predict_batches
 from vitkit.evaluation.result import Evaluation
 from vitkit.evaluation.user_metrics import Metric
-from vitkit.exporting.files.endings import engine_refused, is_artefact
+from vitkit.exporting.files.endings import engine_refused, is_artefact, refuse_needless_trust
 from vitkit.exporting.files.open_artefact import Artefact, open_artefact
 from vitkit.exporting.model_parts import SessionForward, pixel_batch
 from vitkit.weights.checkpoint import Checkpoint
@@ -74,7 +74,10 @@ def evaluate(
     given = {"precision": precision, "merge": merge, "calibrate": calibrate}
     options = EngineOptions.of(engine, data_root=data_root, **given)
     choice = EvaluationChoice(split, data_root, cache, batch_size, workers, metrics, relabel)
-    if not isinstance(checkpoint, str | PathLike) or not is_artefact(checkpoint):
+    if not isinstance(checkpoint, str | PathLike):
+        return evaluate_checkpoint(checkpoint, data, choice, device, options)
+    if not is_artefact(checkpoint):
+        refuse_needless_trust(checkpoint, trust_code=trust_code)
         return evaluate_checkpoint(checkpoint, data, choice, device, options)
     chosen = (options.engine, options.precision, options.merge, options.calibrate)
     if chosen != ("torch", "float32", 0, None) or device not in ("auto", "cpu"):

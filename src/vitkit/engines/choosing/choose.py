@@ -57,7 +57,6 @@ def choose_engine(
     samples: Tensor | None = None,
     device: torch.device,
     image_size: tuple[int, int] | None = None,
-    threads: int | None = None,
 ) -> Engine:
     """Return a model's engine, as the options name it or as trials advise.
 
@@ -76,7 +75,6 @@ def choose_engine(
             and agreement is measured on the rest.
         device: where torch and compile run.
         image_size: (height, width) of the images; default the model's.
-        threads: of the processor; default torch's.
 
     Raises:
         SettingError: no such engine or precision, one that cannot be used here with the reason, or
@@ -88,7 +86,7 @@ def choose_engine(
     request = EngineRequest(
         model=model,
         precision=options.precision,
-        threads=threads or torch.get_num_threads(),
+        threads=torch.get_num_threads(),
         image_size=image_size or model.spec.image_size,
         device=device,
         calibration=calibration,
