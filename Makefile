@@ -32,8 +32,9 @@ help:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
 		--target $@ vit-pytorch==0.40.2 || { rm -rf $@; exit 2; }
 
+# Without bytecode, which pip compiles of all 24,000 files in one process: each is compiled when it is imported.
 .venv/.develop: .venv/bin/python pyproject.toml constraints.txt | .venv/apart/vit-pytorch-0.40.2
-	$(PIP) -e '.[dev,docs,parity]'
+	$(PIP) --no-compile -e '.[dev,docs,parity]'
 	@touch $@ .venv/.use .venv/.docs
 
 .venv/.docs: .venv/bin/python pyproject.toml constraints.txt

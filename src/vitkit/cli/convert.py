@@ -17,6 +17,7 @@ from vitkit.cli.parsing.fields import SPEC, take_fields
 from vitkit.cli.parsing.words import read_words
 from vitkit.cli.printing.columns import fold, terminal_width
 from vitkit.cli.printing.next_steps import print_results
+from vitkit.process import uncollected_imports
 
 # written out, as the formats themselves are read with torch
 FormatName = Literal[
@@ -78,7 +79,8 @@ def convert_command(
         adapt: changes of the model, by the names of `vitkit.adapt`.
     """
     # imported here: --help does not wait for torch
-    from vitkit.weights.convert import convert as convert_file
+    with uncollected_imports():
+        from vitkit.weights.convert import convert as convert_file
 
     report = convert_file(
         file,

@@ -13,6 +13,7 @@ from vitkit.cli.parsing.fields import as_flags
 from vitkit.cli.parsing.images import refuse_images_first
 from vitkit.cli.printing.columns import fold, terminal_width
 from vitkit.cli.printing.next_steps import print_results
+from vitkit.process import uncollected_imports
 
 # written out, as the formats themselves are read with their runtimes
 ExportFormat = Literal["onnx", "openvino", "torch", "aoti"]
@@ -71,7 +72,8 @@ def export_command(
     """
     refuse_images_first("export", checkpoint, "OUT")
     # imported here: --help does not wait for torch
-    from vitkit.exporting.export import export
+    with uncollected_imports():
+        from vitkit.exporting.export import export
 
     images = {"data": data, "split": split, "data_root": data_root, "calibrate": calibrate}
     graph = {"precision": precision, "int8": int8, "with_preprocessing": with_preprocessing}

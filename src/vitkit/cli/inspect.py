@@ -18,6 +18,7 @@ from vitkit.cli.parsing.words import read_words
 from vitkit.cli.printing.columns import fold, terminal_width
 from vitkit.cli.printing.next_steps import flags, suggest
 from vitkit.exporting.files.endings import is_artefact
+from vitkit.process import uncollected_imports
 
 EXAMPLES = (
     "vitkit inspect model.safetensors  # library, model, preprocessing, and how each is known",
@@ -48,7 +49,8 @@ def inspect_command(
         _print_exported(Path(file), json=json)
         return
     # imported here: --help does not wait for torch
-    from vitkit.weights.inspection import inspect as inspect_file
+    with uncollected_imports():
+        from vitkit.weights.inspection import inspect as inspect_file
 
     inspection = inspect_file(file, model=model, trust_pickle=trust_pickle, **(spec or {}))
     if json:

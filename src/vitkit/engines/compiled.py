@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitkit.engines.compiler import compiler_name, has_compiler
 from vitkit.engines.eager import cast
 from vitkit.engines.engine import EngineRequest, Forward
+from vitkit.engines.registry import compiler_name, has_compiler
 from vitkit.errors import MissingExtraError
 
 

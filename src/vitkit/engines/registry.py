@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal, get_args
@@ -18,6 +21,8 @@ QUANTISERS = ("nncf",)
 """Packages that int8 needs besides those of the engine."""
 EXTRA = "vitkit[export]"
 """The extra that has the packages of all engines."""
+USUAL_COMPILERS = {"darwin": "clang++", "win32": "cl"}
+"""Platform -> the C++ compiler that torch's inductor calls there; g++ on all others."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,16 @@ ENGINES: dict[str, EngineKind] = {kind.name: kind for kind in KINDS}
 """Name -> engine."""
 CHOICES = ("auto", *ENGINES)
 PRECISION_CHOICES = ("auto", *PRECISIONS)
+
+
+def compiler_name() -> str:
+    """Return the C++ compiler of torch's inductor: `$CXX`, else the usual one of the platform."""
+    return os.environ.get("CXX") or USUAL_COMPILERS.get(sys.platform, "g++")
+
+
+def has_compiler() -> bool:
+    """Return True if that compiler is installed; it is not run."""
+    return shutil.which(compiler_name()) is not None
 
 
 def check_engine(engine: str, precision: str) -> None:

@@ -71,12 +71,10 @@ def evaluate(
         CheckpointError, DataError, DeviceError, ImageError, MissingExtraError, SettingError,
             UserCodeError: the message names the wrong value, image or metric.
     """
-    given = {"precision": precision, "merge": merge, "calibrate": calibrate}
-    options = EngineOptions.of(engine, data_root=data_root, **given)
+    own = {"precision": precision, "merge": merge, "calibrate": calibrate, "data_root": data_root}
+    options = EngineOptions.of(engine, **own)
     choice = EvaluationChoice(split, data_root, cache, batch_size, workers, metrics, relabel)
-    if not isinstance(checkpoint, str | PathLike):
-        return evaluate_checkpoint(checkpoint, data, choice, device, options)
-    if not is_artefact(checkpoint):
+    if not isinstance(checkpoint, str | PathLike) or not is_artefact(checkpoint):
         refuse_needless_trust(checkpoint, trust_code=trust_code)
         return evaluate_checkpoint(checkpoint, data, choice, device, options)
     chosen = (options.engine, options.precision, options.merge, options.calibrate)

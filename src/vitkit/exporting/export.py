@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -18,11 +15,10 @@ import torch
 
 from vitkit.data.sources.open import DataSource, kept_data
 from vitkit.devices import on_device
-from vitkit.errors import CheckpointError, OutputError, SettingError
+from vitkit.errors import CheckpointError, SettingError
 from vitkit.evaluation.open_data import split_metadata
 from vitkit.exporting.files.description import ArtefactDescription
 from vitkit.exporting.gate.checks import (
-    NOT_WRITTEN,
     GateBounds,
     artefact_inputs,
     compare_outputs,
@@ -39,6 +35,16 @@ from vitkit.exporting.gate.gate_images import (
     open_gate_images,
 )
 from vitkit.exporting.gate.latency import measure_latency, refuse_slower
+from vitkit.exporting.output_files import (
+    FIGURES_ENDING,
+    FLOAT32_FOLDER,
+    move_into_place,
+    named_after,
+    refuse_existing_files,
+    refuse_inputs,
+    temporary_folder,
+    writing,
+)
 from vitkit.exporting.report import ExportReport
 from vitkit.exporting.write_artefact import (
     ExportChoice,
@@ -46,17 +52,11 @@ from vitkit.exporting.write_artefact import (
     linear_layers,
     write_artefact,
 )
-from vitkit.io.atomic import output_error, sync, sync_folder
 from vitkit.io.digests import file_sha256
-from vitkit.io.results import file_id, refused_input
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import as_checkpoint
 
-FIGURES_ENDING = ".json"
-"""Ending of the file with the figures, after the artefact's name."""
 MAX_POINTS = 100.0
-FLOAT32_FOLDER = "float32"
-"""Folder of the same model in float32, beside a candidate in another precision."""
 
 
 def export(
@@ -145,9 +145,9 @@ def _export(
         raise SettingError(
             f"--split {sources.split} has no effect without --data; name DATA, or leave it out"
         )
-    _refuse_existing(out, overwrite=overwrite)
+    refuse_existing_files(out, overwrite=overwrite)
     checkpoint = as_checkpoint(checkpoint)
-    _refuse_inputs(out, checkpoint)
+    refuse_inputs(out, checkpoint)
     if checkpoint.model.spec.num_classes == 0:
         raise CheckpointError(
             f"{checkpoint.path or 'this model'} has no head and predicts no classes; "
@@ -167,10 +167,10 @@ def _export(
             whole=choice.with_preprocessing,
         )
     job = _Job(out, checkpoint, choice, images, calibration, bounds)
-    with _temporary_folder(out) as folder:
-        with _named(folder, out):
+    with temporary_folder(out) as folder:
+        with named_after(out, folder):
             description = job.make(folder / out.name)
-        files = _move(folder, out)
+        files = move_into_place(folder, out)
     return ExportReport(out, files, description, description.figures)
 
 
@@ -205,11 +205,11 @@ class _Job:
         """
         description = self._describe(self.choice)
         calibration = () if self.calibration is None else self.calibration.images
-        with _writing(self.out):
+        with writing(self.out):
             write_artefact(self.checkpoint, self.choice, path, description, calibration)
         figures, outputs = self._check(path, description)
         described = replace(description, figures=figures)
-        with _writing(self.out):
+        with writing(self.out):
             describe_artefact(path, described)
             text = json.dumps(figures, indent=2) + "\n"
             path.with_name(path.name + FIGURES_ENDING).write_text(text, encoding="utf-8")
@@ -281,94 +281,9 @@ class _Job:
         folder = path.parent / FLOAT32_FOLDER
         choice = replace(self.choice, int8=False, precision="float32")
         twin = folder / path.name
-        with _writing(self.out):
+        with writing(self.out):
             folder.mkdir()
             write_artefact(self.checkpoint, choice, twin, self._describe(choice))
         process = FreshProcess(twin)
         shutil.rmtree(folder)  # it is in memory
         return process
-
-
-def _companions(out: Path) -> list[Path]:
-    """Return the files that may be written beside an artefact."""
-    figures = out.with_name(out.name + FIGURES_ENDING)
-    if out.suffix.lower() == ".xml":
-        return [out.with_suffix(".bin"), figures]
-    if out.suffix.lower() == ".onnx":
-        return [out.with_name(out.name + ".data"), figures]
-    return [figures]
-
-
-def _refuse_existing(out: Path, *, overwrite: bool) -> None:
-    """Raise `OutputError` for a file that exists, unless it may be replaced."""
-    for path in (out, *_companions(out)):
-        if os.path.lexists(path) and not overwrite:
-            raise OutputError(
-                f"{path} exists; choose another place, or replace it with --overwrite "
-                "(overwrite=True)"
-            )
-
-
-def _refuse_inputs(out: Path, checkpoint: Checkpoint) -> None:
-    """Raise `OutputError` for a file that the checkpoint was read from."""
-    given = checkpoint.path
-    if given is None:
-        return
-    inputs = {file_id(path) for path in (given, *(given.iterdir() if given.is_dir() else ()))}
-    for path in (out, *_companions(out)):
-        if file_id(path) in inputs - {None}:
-            raise refused_input(path, "OUT")
-
-
-@contextmanager
-def _named(folder: Path, out: Path) -> Iterator[None]:
-    """Let errors name the file that the user asked for, not the candidate, and say what is left."""
-    try:
-        yield
-    except CheckpointError as error:
-        message = str(error)
-        for candidate in (folder / out.name, folder / FLOAT32_FOLDER / out.name):
-            message = message.replace(str(candidate), str(out))
-        if NOT_WRITTEN not in message:
-            message += f"; {NOT_WRITTEN}: try another --to or --precision"
-        raise CheckpointError(message) from error
-
-
-@contextmanager
-def _temporary_folder(out: Path) -> Iterator[Path]:
-    """Yield a folder on the file system of `out`, which is deleted at the end.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
-    # missing folders are created only for a result
-    parent = next(folder for folder in out.absolute().parents if os.path.lexists(folder))
-    if out.is_dir():
-        raise OutputError(f"OUT {out} is a folder; name a file")
-    with _writing(out):
-        folder = Path(tempfile.mkdtemp(dir=parent, prefix=f".{out.name}.", suffix=".tmp"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _writing(out: Path) -> Iterator[None]:
-    """Turn a system error of what is written here into an `OutputError` about OUT."""
-    try:
-        yield
-    except OSError as error:
-        raise output_error(out, error) from error
-
-
-def _move(folder: Path, out: Path) -> tuple[Path, ...]:
-    """Give the finished files their names; the artefact itself comes last."""
-    written = sorted(folder.iterdir(), key=lambda path: path.name == out.name)
-    with _writing(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        for file in written:
-            sync(file)
-            os.replace(file, out.parent / file.name)
-        sync_folder(out.parent)
-    return tuple(sorted(out.parent / path.name for path in written))

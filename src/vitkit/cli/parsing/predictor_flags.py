@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from vitkit.cli.parsing.engine_flags import EngineFlags, open_checkpoint
 from vitkit.errors import SettingError
 from vitkit.exporting.files.endings import engine_refused, is_artefact, refuse_needless_trust
+from vitkit.process import uncollected_imports
 
 if TYPE_CHECKING:
     from vitkit.prediction.image_list import ImageList
@@ -43,8 +44,9 @@ class PredictorFlags:
             SettingError: a flag that has no effect on this file.
         """
         # imported here: --help does not wait for torch
-        from vitkit.prediction.labels import match_labels, match_names
-        from vitkit.prediction.predictor import Predictor
+        with uncollected_imports():
+            from vitkit.prediction.labels import match_labels, match_names
+            from vitkit.prediction.predictor import Predictor
 
         refuse_needless_trust(path, trust_code=self.trust_code)
         if is_artefact(path):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int64, UInt8
 
-from vitkit.randomness import uniform
+from vitkit.randomness import as_uniform, integer_hash, uniform
 
 PixelBatch = UInt8[np.ndarray, "B H W C"]
 
@@ -42,9 +42,10 @@ def crop_box(
     height, width = size
     low = math.log(CROP_RATIOS[0])
     high = math.log(CROP_RATIOS[1])
+    drawn = integer_hash(seed, augmentation_key, index, CROP)
+    hashes = [integer_hash(number, after=drawn) for number in range(4)]
     for attempt in range(CROP_ATTEMPTS):
-        draws = uniform(seed, augmentation_key, index, CROP, np.arange(4), attempt)
-        part, place, across, down = draws.tolist()
+        part, place, across, down = (as_uniform(integer_hash(attempt, after=h)) for h in hashes)
         area = (scale + (1 - scale) * part) * height * width
         # numpy's exp, not math's: a last bit that differs may round to another box
         ratio = float(np.exp(low + (high - low) * place))

@@ -22,11 +22,11 @@ from vitkit.engines.choosing.make_trials import (
 from vitkit.engines.choosing.options import EngineOptions
 from vitkit.engines.choosing.trial import TRIAL_BATCH, Trial
 from vitkit.engines.choosing.trial_cache import model_folder, one_at_a_time, read_trials
-from vitkit.engines.compiler import has_compiler
 from vitkit.engines.engine import Engine, EngineRequest
 from vitkit.engines.registry import (
     ENGINES,
     check_engine,
+    has_compiler,
     refuse_not_installed,
     refuse_uncalibrated,
 )

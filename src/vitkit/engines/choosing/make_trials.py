@@ -22,9 +22,8 @@ from vitkit.engines.choosing.trial import (
     write_inputs,
 )
 from vitkit.engines.choosing.trial_cache import read_trials, write_trials
-from vitkit.engines.compiler import compiler_name, has_compiler
 from vitkit.engines.engine import EngineRequest
-from vitkit.engines.registry import ENGINES, EXTRA
+from vitkit.engines.registry import ENGINES, EXTRA, compiler_name, has_compiler
 from vitkit.spec import Preprocess
 from vitkit.weights.formats.vitkit import save
 

@@ -23,10 +23,17 @@ def engine_refused(path: str | PathLike[str]) -> SettingError:
     )
 
 
-def refuse_needless_trust(path: str | PathLike[str], *, trust_code: bool) -> None:
-    """Raise `SettingError` for `--trust-code` with a file that runs no code."""
-    if trust_code and not fspath(path).lower().endswith(ENDINGS["torch"]):
+def refuse_needless_trust(model: object, *, trust_code: bool) -> None:
+    """Raise `SettingError` for `--trust-code` with a file that runs no code.
+
+    Args:
+        model: a path; anything else has been opened already.
+        trust_code: the flag.
+    """
+    if not trust_code or not isinstance(model, str | PathLike):
+        return
+    if not fspath(model).lower().endswith(ENDINGS["torch"]):
         raise SettingError(
-            f"--trust-code has no effect: {fspath(path)} is no .pt2 file and runs no code; leave "
+            f"--trust-code has no effect: {fspath(model)} is no .pt2 file and runs no code; leave "
             "it out"
         )

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.engines.compiler import compiler_name, has_compiler
+from vitkit.engines.registry import compiler_name, has_compiler
 from vitkit.errors import CheckpointError, MissingExtraError
 from vitkit.exporting.files.runtime_errors import first_line, one_line_errors, runtime_module
 from vitkit.exporting.files.session import Session

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vitkit.engines.compiler import has_compiler
+from vitkit.engines.registry import has_compiler
 
 
 def compiler_problem(device: torch.device) -> str | None:

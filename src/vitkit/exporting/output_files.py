@@ -1,0 +1,106 @@
+"""The files of an export: made in a temporary folder, checked there, then moved to their place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vitkit.errors import CheckpointError, OutputError
+from vitkit.exporting.gate.checks import NOT_WRITTEN
+from vitkit.io.atomic import output_error, sync, sync_folder
+from vitkit.io.results import file_id, refused_input
+from vitkit.weights.checkpoint import Checkpoint
+
+FIGURES_ENDING = ".json"
+"""Ending of the file with the figures, after the artefact's name."""
+FLOAT32_FOLDER = "float32"
+"""Folder of the same model in float32, beside a candidate in another precision."""
+
+
+def _companions(out: Path) -> list[Path]:
+    """Return the files that may be written beside an artefact."""
+    figures = out.with_name(out.name + FIGURES_ENDING)
+    if out.suffix.lower() == ".xml":
+        return [out.with_suffix(".bin"), figures]
+    if out.suffix.lower() == ".onnx":
+        return [out.with_name(out.name + ".data"), figures]
+    return [figures]
+
+
+def refuse_existing_files(out: Path, *, overwrite: bool) -> None:
+    """Raise `OutputError` for a file that exists, unless it may be replaced."""
+    for path in (out, *_companions(out)):
+        if os.path.lexists(path) and not overwrite:
+            raise OutputError(
+                f"{path} exists; choose another place, or replace it with --overwrite "
+                "(overwrite=True)"
+            )
+
+
+def refuse_inputs(out: Path, checkpoint: Checkpoint) -> None:
+    """Raise `OutputError` for a file that the checkpoint was read from."""
+    given = checkpoint.path
+    if given is None:
+        return
+    inputs = {file_id(path) for path in (given, *(given.iterdir() if given.is_dir() else ()))}
+    for path in (out, *_companions(out)):
+        if file_id(path) in inputs - {None}:
+            raise refused_input(path, "OUT")
+
+
+@contextmanager
+def named_after(out: Path, folder: Path) -> Iterator[None]:
+    """Let errors name the file that the user asked for, not the candidate, and say what is left."""
+    try:
+        yield
+    except CheckpointError as error:
+        message = str(error)
+        for candidate in (folder / out.name, folder / FLOAT32_FOLDER / out.name):
+            message = message.replace(str(candidate), str(out))
+        if NOT_WRITTEN not in message:
+            message += f"; {NOT_WRITTEN}: try another --to or --precision"
+        raise CheckpointError(message) from error
+
+
+@contextmanager
+def temporary_folder(out: Path) -> Iterator[Path]:
+    """Yield a folder on the file system of `out`, which is deleted at the end.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    # missing folders are created only for a result
+    parent = next(folder for folder in out.absolute().parents if os.path.lexists(folder))
+    if out.is_dir():
+        raise OutputError(f"OUT {out} is a folder; name a file")
+    with writing(out):
+        folder = Path(tempfile.mkdtemp(dir=parent, prefix=f".{out.name}.", suffix=".tmp"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """Turn a system error of what is written here into an `OutputError` about OUT."""
+    try:
+        yield
+    except OSError as error:
+        raise output_error(out, error) from error
+
+
+def move_into_place(folder: Path, out: Path) -> tuple[Path, ...]:
+    """Give the finished files their names; the artefact itself comes last."""
+    written = sorted(folder.iterdir(), key=lambda path: path.name == out.name)
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        for file in written:
+            sync(file)
+            os.replace(file, out.parent / file.name)
+        sync_folder(out.parent)
+    return tuple(sorted(out.parent / path.name for path in written))
