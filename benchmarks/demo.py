@@ -21,6 +21,7 @@ from datetime import date
 from pathlib import Path
 from statistics import mean, median
 
+from vitkit.benchmarking.machine import instruction_sets
 from vitkit.benchmarking.machine import processor_name as processor
 from vitkit.process import shorten_spinning
 
@@ -82,8 +83,12 @@ def imports() -> dict[str, float]:
 
 
 def results_file(prefix: str = "") -> Path:
-    """Return the results file of today and this processor."""
+    """Return the results file of today and this processor.
+
+    Virtual machines give different processors one name, so AVX-512 is told apart.
+    """
     slug = re.sub(r"[^a-z0-9]+", "-", processor().lower()).strip("-")
+    slug += "-avx512" * ("avx512f" in instruction_sets())
     return HERE / "results" / f"{prefix}{slug}-{date.today().isoformat()}.json"
 
 

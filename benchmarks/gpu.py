@@ -6,8 +6,9 @@
 Both libraries have the same weights; the script ends if their logits differ. All rows of a table
 are timed in turn (A B B A) with the same inputs, which rotate, and compared by the ratio of medians
 with a 95 % bootstrap interval. The row "again" is the first row timed twice: the noise. Eager and
-compiled rows of both libraries are shown. `--compile-only` makes one call of every compiled row,
-which fills torch's cache on the disk. `--smoke` takes tiny models and works without a GPU.
+compiled rows of both libraries are shown, and vitkit's engines in bfloat16. `--compile-only` makes
+one call of every compiled row, which fills torch's cache on the disk. `--smoke` takes tiny models
+and works without a GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from pathlib import Path
 import torch
 from gpu_models import (
     NAMES,
-    Graph,
     Inference,
     Setting,
     Training,
@@ -45,6 +45,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
 import vitkit
+from vitkit.engines.build import build_engine
+from vitkit.engines.eager import SingleImageGraph
 
 Made = dict[str, object]
 Builders = dict[str, Callable[[], Row]]
@@ -153,9 +155,21 @@ def rows_of(
 
 
 def inference_rows(name: str, setting: Setting) -> Builders:
-    models = {side: model.bfloat16() for side, model in pair(name, setting).items()}
+    models = pair(name, setting)
+    ours = copy.deepcopy(models["vitkit"])
+    for model in models.values():
+        model.bfloat16()
     batches = [images(setting.batch(256), setting, n).bfloat16() for n in range(BATCHES)]
-    return rows_of(models, lambda model: Inference(model, batches), setting)
+
+    def engine(kind: str) -> Row:
+        made = build_engine(kind, ours, precision="bfloat16")
+        return Row(Inference(made, batches), setting.warm(compiled=kind == "compile"))
+
+    rows = rows_of(models, lambda model: Inference(model, batches), setting)
+    rows["vitkit engine torch"] = partial(engine, "torch")
+    if setting.device.type == "cuda":  # the smoke run compiles nothing
+        rows["vitkit engine compiled"] = partial(engine, "compile")
+    return rows
 
 
 def inference(setting: Setting, chosen: list[str]) -> Made:
@@ -214,7 +228,10 @@ def training(setting: Setting, chosen: list[str]) -> Made:
 
 
 def latency_rows(name: str, setting: Setting) -> Builders:
-    models = {side: model.bfloat16() for side, model in pair(name, setting).items()}
+    models = pair(name, setting)
+    ours = copy.deepcopy(models["vitkit"])
+    for model in models.values():
+        model.bfloat16()
     batches = [images(1, setting, n).bfloat16() for n in range(BATCHES)]
     made: Builders = {}
 
@@ -222,7 +239,13 @@ def latency_rows(name: str, setting: Setting) -> Builders:
         return Row(Inference(models[side], batches), setting.warm(), wait=True)
 
     def graph(side: str) -> Row:
-        return Row(Graph(models[side], batches), setting.warm(), wait=True)
+        forward = SingleImageGraph(models["timm"])  # vitkit's engine has it already
+        if side == "vitkit":
+            forward = build_engine("torch", ours, precision="bfloat16")
+        with torch.inference_mode():
+            for _ in range(2):  # the second image makes the graph
+                forward(batches[0])
+        return Row(Inference(forward, batches), setting.warm(), wait=True)
 
     def compiled() -> Row:
         model = copy.deepcopy(models["vitkit"])

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 import vitkit
 from vitkit.benchmarking.contender_process.torchvision_operators import declare_missing_operators
+from vitkit.engines.build import build_engine
 from vitkit.engines.choosing.sample_images import sample_images
-from vitkit.engines.eager import SingleImageGraph
 from vitkit.layer_table import summary
 
 declare_missing_operators()  # torchvision, which timm imports, takes them from CUDA's library
@@ -87,8 +87,9 @@ def images(count: int, setting: Setting, number: int = 0) -> Tensor:
 def same_logits(name: str, setting: Setting) -> dict[str, float]:
     """Compare the two models before anything is timed.
 
-    In float32 the logits must agree. In bfloat16 they may differ by twice timm's own rounding, and
-    the largest logit must be the same one where float32 says clearly which it is.
+    In float32 the logits must agree. In bfloat16, vitkit's and those of its engine may differ by
+    twice timm's own rounding, and the largest logit must be the same one where float32 says clearly
+    which it is.
 
     Raises:
         SystemExit: they do not compute the same.
@@ -96,19 +97,24 @@ def same_logits(name: str, setting: Setting) -> dict[str, float]:
     models = pair(name, setting)
     given = images(setting.batch(256), setting)
     full = {key: model(given) for key, model in models.items()}
+    engine = build_engine("torch", models["vitkit"], precision="bfloat16")(given)
     half = {key: model.bfloat16()(given.bfloat16()).float() for key, model in models.items()}
+    half["engine"] = engine
     apart = (full["timm"] - full["vitkit"]).abs().max().item()
     rounding = (half["timm"] - full["timm"]).abs().max().item()
     first, second = full["timm"].topk(2).values.unbind(1)
     clear = first - second > 2 * rounding  # no rounding changes the largest of these
-    same = half["timm"].argmax(1) == half["vitkit"].argmax(1)
+    theirs = half.pop("timm")
+    differences = {key: (logits - theirs).abs().max().item() for key, logits in half.items()}
+    same = {key: logits.argmax(1) == theirs.argmax(1) for key, logits in half.items()}
     made = {"float32_difference": apart, "bfloat16_rounding": rounding,
-            "bfloat16_difference": (half["timm"] - half["vitkit"]).abs().max().item(),
-            "bfloat16_agreement": same.float().mean().item(),
+            "bfloat16_difference": differences["vitkit"],
+            "engine_difference": differences["engine"],
+            "bfloat16_agreement": same["vitkit"].float().mean().item(),
             "clear_images": clear.sum().item(), "classes": full["timm"].argmax(1).unique().numel(),
             }  # fmt: skip
-    fine = apart <= LARGEST_DIFFERENCE and made["bfloat16_difference"] <= 2 * rounding
-    if not fine or not same[clear].all():
+    fine = apart <= LARGEST_DIFFERENCE and max(differences.values()) <= 2 * rounding
+    if not fine or not all(agree[clear].all() for agree in same.values()):
         raise SystemExit(f"{name}: the models are not the same: {made}")
     return made
 
@@ -130,7 +136,7 @@ def compile_model(model: nn.Module, mode: str | None = None) -> None:
 class Inference:
     """A forward pass in bfloat16, weights too. A call takes the number of its batch."""
 
-    model: nn.Module
+    model: Callable[[Tensor], Tensor]
     batches: list[Tensor]
     around: Callable[[], AbstractContextManager[object]] = nullcontext
 
@@ -166,18 +172,3 @@ class Training:
             loss.item(), norm.item()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-
-
-class Graph:
-    """A forward pass for single images as the engine `torch` runs it: by a CUDA graph."""
-
-    def __init__(self, model: nn.Module, batches: list[Tensor]) -> None:
-        self.batches = batches
-        self.forward = SingleImageGraph(model)
-        with torch.inference_mode():
-            self.forward(batches[0])
-            self.forward(batches[0])  # captures
-
-    def __call__(self, number: int) -> Tensor:
-        with torch.inference_mode():
-            return self.forward(self.batches[number % len(self.batches)])

@@ -53,10 +53,11 @@ def spec_of(name: str) -> vitkit.ViTSpec:
 
 
 def gpu_rows(_: int) -> list[Row]:
-    """Compare with the training rows of an H100: peak bytes, and seconds of a step."""
+    """Compare with the training rows of measured GPUs: peak bytes, and seconds of a step."""
     made = []
-    rates = gpu_rates(GPUS["h100"], Arithmetic())
-    for path in sorted(RESULTS.glob("gpu-nvidia-h100-*.json")):
+    for path in sorted(RESULTS.glob("gpu-nvidia-*.json")):
+        gpu = path.name.split("-")[2]
+        rates = gpu_rates(GPUS[gpu], Arithmetic())
         results = json.loads(path.read_text(encoding="utf-8"))
         cases = []
         for name in NAMES:
@@ -68,7 +69,7 @@ def gpu_rows(_: int) -> list[Row]:
             cases.append(("B", int(images), True, "eager, checkpointing", rows["block"]))
         for name, images, recompute, how, measured in cases:
             training = Training(spec=spec_of(name), recompute=recompute)
-            what = f"H100, {name}, {images} images, {how}"
+            what = f"{gpu.upper()}, {name}, {images} images, {how}"
             memory = training_memory(training, images)
             peak = memory.peak - memory.images  # measured without them
             made.append(row("memory", what, peak, measured["peak_gb"] * 1e9))

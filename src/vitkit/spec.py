@@ -235,9 +235,7 @@ class ViTSpec(Described):
     @property
     def pooled_width(self) -> int:
         """The width of the pooled vector: D, or 2 D for `cls_mean`."""
-        if self.pooling == "cls_mean":
-            return 2 * self.width
-        return self.width
+        return 2 * self.width if self.pooling == "cls_mean" else self.width
 
     @property
     def head_inputs(self) -> int:
@@ -248,6 +246,10 @@ class ViTSpec(Described):
     def attention_width(self) -> int:
         """The width of all heads side by side, k * h."""
         return self.num_heads * resolve_head_width(self.width, self.num_heads, self.head_width)
+
+
+RANDOM_RATES = tuple(name for name, kind in ViTSpec.__annotations__.items() if kind == "Rate")
+"""Fields by which training drops something at random."""
 
 
 def _multiples(number: int, divisor: int) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+
 import pytest
 import torch
 from noise import fill_with_noise
@@ -9,8 +12,9 @@ from torch import nn
 
 import vitkit
 from vitkit.engines import kernels
+from vitkit.engines.build import build_engine
 from vitkit.engines.inference_folds import QueryScaledAttention, fold_for_inference
-from vitkit.engines.kernels import PackedLinear, can_pack
+from vitkit.engines.kernels import GeluLinear, PackedLinear, can_pack, fuse_gelu
 from vitkit.errors import SettingError
 from vitkit.models.attention import KERNELS
 
@@ -138,6 +142,43 @@ def test_a_packed_layer_is_a_linear_layer(bias):
         packed = PackedLinear(linear, rows=21)
         for part in (inputs, inputs[:1]):  # another number of rows, too
             torch.testing.assert_close(packed(part), linear(part))
+
+
+@pytest.mark.parametrize("mlp", ["plain", "swiglu_packed"])
+def test_a_fused_gelu_is_that_of_the_layer_before(mlp):
+    activation = "gelu" if mlp == "plain" else "silu"
+    model, images = noisy(mlp=mlp, activation=activation), some_images()
+    hooked = model.blocks[1].mlp.fc1.register_forward_hook(lambda *_: None)
+    with torch.inference_mode():
+        expected = model(images)
+        fuse_gelu(model)
+        torch.testing.assert_close(model(images), expected, rtol=1e-9, atol=1e-9)
+    fused = [type(block.mlp.fc1) is GeluLinear for block in model.blocks]
+    assert fused == [mlp == "plain", False]  # hooks see the output of the layer
+    hooked.remove()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+@pytest.mark.parametrize("engine", ["torch", "compile"])
+def test_engines_on_a_gpu_fuse_gelu_in_bfloat16(engine):
+    model, images = noisy(width=64, mlp_width=256).float().cuda(), some_images(8).float().cuda()
+    with torch.inference_mode():
+        made = build_engine(engine, model, precision="bfloat16")(images)
+        fast = vitkit.optimized(model, precision="bfloat16")(images).float()
+        plain = copy.deepcopy(model).bfloat16()(images.bfloat16()).float()
+        expected = model(images)
+        names = record_kernels(lambda: build_engine("torch", model, precision="bfloat16")(images))
+    for logits in (made, fast):
+        assert (logits - expected).abs().max() <= 3 * (plain - expected).abs().max()
+    assert not any("gelucudakernel" in name for name in names), names  # torch's own
+
+
+def record_kernels(call: Callable[[], object]) -> set[str]:
+    """Return the names of the kernels that a call starts on a GPU."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        call()
+        torch.cuda.synchronize()
+    return {event.key.lower() for event in seen.key_averages()}
 
 
 class Adapted(nn.Linear):

@@ -98,6 +98,7 @@ def test_eval_takes_an_exported_model(tmp_path, capsys):
         ([model, tmp_path / "other"], "classes that the checkpoint lacks: dog"),
         ([tmp_path / "c.onnx", data], "has no description of vitkit"),
         ([tmp_path / "a.pt2", data], "pass --trust-code"),
+        ([model, data, "--trust-code"], "is no .pt2 file and runs no code"),
         ([trained, tmp_path / "photos" / "test"], "images differ from those the checkpoint"),
     ):
         assert cli.run(["eval", *map(str, words)]) == 2

@@ -48,10 +48,11 @@ DESIGNS = {
     "post-norm": {"block": "post_norm", "activation": "relu"},
     "norms of branches": {"block": "res_post_norm", "activation": "quick_gelu"},
 }  # fmt: skip
-H100 = json.loads(
-    next((Path(__file__).parents[2] / "benchmarks/results").glob("gpu-nvidia-h100-*.json"))
-    .read_text(encoding="utf-8")
-)  # fmt: skip
+MEASURED = {
+    path.name.split("-")[2]: json.loads(path.read_text(encoding="utf-8"))
+    for path in (Path(__file__).parents[2] / "benchmarks/results").glob("gpu-nvidia-*.json")
+}
+"""Results of `benchmarks/gpu.py`, by the names that `--gpu` has for them."""
 NAMES = {"Ti": "vit_tiny_patch16_224", "S": "vit_small_patch16_224", "B": "vit_base_patch16_224"}
 
 
@@ -113,28 +114,32 @@ def test_activations_are_what_autograd_keeps(name, amp, kernel, recompute):
     assert formula == pytest.approx(kept_bytes(training, 4), rel=0.1)
 
 
+@pytest.mark.parametrize("gpu", MEASURED)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("how", ["eager", "compiled"])
-def test_memory_and_time_of_a_step_on_an_h100(name, how):
-    measured = H100["training"][name]["rows"][f"vitkit {how}"]
+def test_memory_and_time_of_a_step_on_a_gpu(gpu, name, how):
+    measured = MEASURED[gpu]["training"][name]["rows"][f"vitkit {how}"]
     training = Training(spec=preset(NAMES[name]))
-    memory = training_memory(training, 256)
-    assert without_images(memory) / 1e9 == pytest.approx(measured["peak_gb"], rel=0.1)
-    step = step_time(
-        training, 256, gpu_rates(GPUS["h100"], Arithmetic()), compiled=how == "compiled"
-    )
-    assert step.total == pytest.approx(measured["seconds"], rel=0.25)
+    compare_with_gpu(training, 256, gpu, measured, compiled=how == "compiled")
 
 
+@pytest.mark.parametrize("gpu", MEASURED)
 @pytest.mark.parametrize("images", ["64", "128", "256"])
 @pytest.mark.parametrize("row", ["nothing recomputed", "block"])
-def test_checkpointing_on_an_h100(images, row):
-    measured = H100["checkpointing"][images][row]
+def test_checkpointing_on_a_gpu(gpu, images, row):
     training = Training(spec=preset(NAMES["B"]), recompute=row == "block")
-    peak = without_images(training_memory(training, int(images)))
+    compare_with_gpu(training, int(images), gpu, MEASURED[gpu]["checkpointing"][images][row])
+
+
+def compare_with_gpu(
+    training: Training, images: int, gpu: str, measured: dict[str, float], compiled: bool = False
+) -> None:
+    peak = without_images(training_memory(training, images))
     assert peak / 1e9 == pytest.approx(measured["peak_gb"], rel=0.1)
-    step = step_time(training, int(images), gpu_rates(GPUS["h100"], Arithmetic()))
-    assert step.total == pytest.approx(measured["seconds"], rel=0.25)
+    step = step_time(training, images, gpu_rates(GPUS[gpu], Arithmetic()), compiled=compiled)
+    # launches depend on the processor beside the GPU, and the formula has that of the H100's
+    if gpu == "h100" or step.launches < step.products + step.attention + step.traffic:
+        assert step.total == pytest.approx(measured["seconds"], rel=0.25)
 
 
 def test_optimizers_and_shards():

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vitkit.engines.engine import EngineRequest, Forward
+from vitkit.engines.kernels import fuse_gelu
 from vitkit.models.vit import ViT
 
 Capture: TypeAlias = Callable[[Forward, Tensor], Forward]
@@ -65,8 +66,11 @@ def cast(model: ViT, precision: str) -> ViT:
 
     A model whose weights are of half precision already stays as it is.
     """
-    if precision == "bfloat16" and next(model.parameters()).dtype == torch.float32:
-        return copy.deepcopy(model).to(torch.bfloat16)
+    like = next(model.parameters())
+    if precision == "bfloat16" and like.dtype == torch.float32:
+        model = copy.deepcopy(model).to(torch.bfloat16)
+        if like.is_cuda:
+            fuse_gelu(model)
     return model
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitkit.engines.kernels import fastest_kernels
+from vitkit.engines.kernels import fastest_kernels, fuse_gelu, has_hooks
 from vitkit.errors import MODEL, SettingError, check_type
 from vitkit.models.attention import (
     KERNELS,
@@ -90,6 +90,8 @@ def optimized(
     folded.register_forward_pre_hook(_cast_images)  # uint8 is no input of `forward`
     if measure and on_cpu:
         fastest_kernels(folded, batch_size)
+    if precision == "bfloat16" and next(folded.parameters()).is_cuda:
+        fuse_gelu(folded)
     return folded
 
 
@@ -159,7 +161,7 @@ def _is_foldable(layer: nn.Module | None) -> bool:
     if type(layer) not in FOLDABLE:
         return False
     assert layer is not None, "its type is known"
-    return not (layer._forward_hooks or layer._forward_pre_hooks)
+    return not has_hooks(layer)
 
 
 def _fold_layer_scales(block: EncoderBlock) -> None:

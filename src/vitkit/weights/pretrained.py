@@ -20,7 +20,7 @@ from vitkit.models.interface.feature_maps import FeatureMaps
 from vitkit.models.presets import preset
 from vitkit.models.vit import ViT
 from vitkit.other_names import translate_keywords
-from vitkit.spec import ViTSpec
+from vitkit.spec import RANDOM_RATES, ViTSpec
 from vitkit.weights.adapt import adapt
 from vitkit.weights.catalogue import catalogue, find, known
 from vitkit.weights.checkpoint import Checkpoint, texts
@@ -38,18 +38,7 @@ ADAPTATIONS = {
     "position_resampling": "resampling",
 }
 """Field of a spec -> the change of `adapt` that adapts weights to it."""
-ONLY_TRAINING = (
-    "position_dropout",
-    "patch_dropout",
-    "attention_dropout",
-    "projection_dropout",
-    "mlp_dropout",
-    "head_dropout",
-    "drop_path",
-    "drop_path_schedule",
-    "initialisation",
-    "head_bias",
-)
+ONLY_TRAINING = (*RANDOM_RATES, "drop_path_schedule", "initialisation", "head_bias")
 """Fields that change training alone, and no output of trained weights."""
 AS_TRAINED = (
     "num_classes",

@@ -20,6 +20,7 @@ from vitkit.data.loading.batch import Batch
 from vitkit.engines.choosing.sample_images import sample_images
 from vitkit.models.attention import use_attention
 from vitkit.models.vit import ViT
+from vitkit.spec import RANDOM_RATES
 from vitkit.training.optimization.precision import Precision
 from vitkit.training.step import Objective, TrainingStep
 from vitkit.weights.load import load
@@ -28,16 +29,6 @@ LEARNING_RATE = 1e-4
 CLIP = 1.0
 """Largest norm of the gradient."""
 CPU = torch.device("cpu")
-RANDOM_RATES = (
-    "position_dropout",
-    "patch_dropout",
-    "attention_dropout",
-    "projection_dropout",
-    "mlp_dropout",
-    "head_dropout",
-    "drop_path",
-)
-"""Fields of a spec by which a step drops something at random."""
 
 
 class TrainedModel(NamedTuple):
