@@ -2,11 +2,11 @@
 
     OMP_NUM_THREADS=2 python benchmarks/eager.py [--rounds 5] [--depth 2] [--again] [PATTERN ...]
 
-Models of two blocks with the same weights, eight images, float32, in turn (A B B A): the model
-itself, and `vitkit.optimized`. One name of each design stands for all that differ only in their
-published weights. Logits are compared first. Each result is added at once to
-benchmarks/results/engines-<processor>-<date>.json; designs that are in it already are left out,
-unless --again is passed. The script does not pass or fail.
+Models of two blocks with the same weights, float32, in turn (A B B A): the model itself, and
+`vitkit.optimized`. A call takes eight images, of large models fewer, but two at least. One name of
+each design stands for all that differ only in their published weights. Logits are compared first.
+Each result is added at once to benchmarks/results/engines-<processor>-<date>.json; designs that are
+in it already are left out, unless --again is passed. The script does not pass or fail.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ import vitkit
 from vitkit.benchmarking.contender_process.torchvision_operators import declare_missing_operators
 from vitkit.benchmarking.statistics import speed_ratio, turn_order
 from vitkit.errors import VitkitError
+from vitkit.planning.flops import forward_flops
 
-BATCH = 8
+FEWEST_IMAGES, MOST_IMAGES = 2, 8
+OPERATIONS = 50e9
+"""Of a call, about; the images of a batch are as many as need no more."""
 KEY = "eager, by design"
 LEAST_SECONDS = 0.15
 """Of a turn."""
@@ -76,8 +79,11 @@ def compared(name: str, model: vitkit.ViT, depth: int, rounds: int) -> dict[str,
         peer.load_state_dict(model.state_dict())  # our names are timm's
     except (RuntimeError, TypeError):
         return None
-    images = torch.randn(BATCH, model.spec.in_channels, *model.spec.image_size)
-    rows = {"timm": peer.eval(), "vitkit": model, "optimized": vitkit.optimized(model)}
+    fitting = int(OPERATIONS / forward_flops(model.spec).total)
+    count = min(max(fitting, FEWEST_IMAGES), MOST_IMAGES)
+    images = torch.randn(count, model.spec.in_channels, *model.spec.image_size)
+    fast = vitkit.optimized(model, batch_size=count)
+    rows = {"timm": peer.eval(), "vitkit": model, "optimized": fast}
     with torch.inference_mode():
         logits = {key: row(images) for key, row in rows.items()}
         scale = max(1.0, float(logits["timm"].abs().max()))
@@ -87,7 +93,8 @@ def compared(name: str, model: vitkit.ViT, depth: int, rounds: int) -> dict[str,
         for key in turn_order(rows, rounds):
             times[key].append(turn(rows[key], images))
     return {key: speed_ratio(times[key], times["timm"]) for key in ("vitkit", "optimized")} | {
-        "class_token": model.spec.class_token
+        "class_token": model.spec.class_token,
+        "images": count,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -60,6 +61,36 @@ def test_the_command_line_shortens_spinning_before_torch_is_imported():
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=unset, capture_output=True,
                           text=True, check=False)  # fmt: skip
     assert done.stdout.splitlines()[-1] == "1000 False"
+
+
+FAULTS = """
+import resource, torch
+from statistics import median
+from vitkit.process import keep_freed_memory
+keep_freed_memory()
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for size in (2**20, 2**24):  # 4 and 64 MB
+    calls = []
+    for call in range(21):
+        before = faults()
+        torch.zeros(size) + 1
+        calls.append(faults() - before)
+    print(int(median(calls)))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+@pytest.mark.parametrize("own", [{}, {"MALLOC_MMAP_THRESHOLD_": "131072"}])
+def test_freed_memory_is_used_again_unless_the_user_decides(own: dict[str, str]):
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    done = subprocess.run([sys.executable, "-c", FAULTS], env=plain | own, capture_output=True,
+                          text=True, check=True)  # fmt: skip
+    faults = [int(line) for line in done.stdout.split()]
+    if own:
+        assert faults[0] > 100  # a call has two tensors of 1,024 pages of 4 kB
+    else:
+        assert faults == [0, 0]
 
 
 @pytest.mark.parametrize("own", [{"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "ACTIVE"}])

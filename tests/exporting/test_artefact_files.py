@@ -15,8 +15,15 @@ from PIL import Image
 
 import vitkit
 from vitkit import cli
+from vitkit.exporting.files import onnx_file
 from vitkit.exporting.files.description import ArtefactDescription
-from vitkit.exporting.files.onnx_file import describe_onnx
+from vitkit.exporting.files.onnx_file import (
+    describe_onnx,
+    open_onnx,
+    read_onnx_description,
+    write_onnx,
+)
+from vitkit.exporting.files.torch_file import read_torch_description
 
 
 def text(format: str = "onnx", **changes: object) -> str:
@@ -194,6 +201,21 @@ def test_onnx_files_without_description_or_with_a_bad_one(tmp_path):
     refused(path, "truncated, damaged, or not an ONNX file")
 
 
+def test_many_weights_are_in_a_file_of_their_own(tmp_path, monkeypatch):
+    proto = onnx.load(save_onnx(tmp_path / "small.onnx"))
+    weights = np.arange(1200, dtype=np.float32).reshape(4, 300)
+    proto.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(weights, "weights"))
+    proto.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 300
+    monkeypatch.setattr(onnx_file, "MOST_WEIGHTS", 4000)
+    path = tmp_path / "a.onnx"
+    write_onnx(proto, path, "none yet")
+    describe_onnx(path, text(num_classes=300, classes=None))
+    assert read_onnx_description(path) == text(num_classes=300, classes=None)
+    assert (tmp_path / "a.onnx.data").stat().st_size >= weights.nbytes > path.stat().st_size
+    (found,) = open_onnx(path).run(np.eye(4, dtype=np.float32)[1:2])
+    assert np.array_equal(found, weights[1:2])
+
+
 def test_operators_of_unknown_libraries_are_refused(tmp_path):
     path = save_onnx(tmp_path / "a.onnx", domain="evil.example")
     describe_onnx(path, text())
@@ -238,6 +260,10 @@ def test_archives_of_torch_need_trust(tmp_path, capsys):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("../vitkit.json", "{}")
     refused(path, "leads out of the archive")
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/extra/vitkit.json", b" " * 9_000_000)  # 9 kB of the file
+    with pytest.raises(vitkit.CheckpointError, match="its description has 9,000,000 bytes"):
+        read_torch_description(path)
 
 
 def test_a_path_has_its_own_preprocessing(tmp_path):

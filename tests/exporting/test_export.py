@@ -6,6 +6,7 @@ import errno
 import json
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from PIL import Image
 import vitkit
 from vitkit import cli
 from vitkit.exporting import export as export_module
+from vitkit.exporting.output_files import move_into_place
 
 ENDINGS = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2", "aoti": ".pt2"}
 LATER = pytest.mark.soak
@@ -78,7 +80,7 @@ def test_an_export_is_the_checkpoint_again(
         for logits, expected in zip(together, alone * 8, strict=True):
             assert torch.equal(logits, expected)
 
-    scores = vitkit.evaluate(out, photos, trust_code=True)
+    scores = vitkit.evaluate(out, photos, trust_code=out.suffix == ".pt2")
     wanted = vitkit.evaluate(checkpoint, photos)
     assert (scores["images"], scores["top1"]) == (40, 1.0)
     assert scores["calibrated_loss"] == pytest.approx(wanted["calibrated_loss"], abs=5e-3)
@@ -108,9 +110,12 @@ def test_an_export_is_the_checkpoint_again(
 @pytest.mark.soak
 @pytest.mark.parametrize("with_preprocessing", [False, True])
 def test_int8_runs_in_int8(checkpoint, photos, tmp_path, with_preprocessing):
+    data = calibrate = str(photos)
+    if with_preprocessing:  # objects serve as well as folders do
+        data, calibrate = ({split: Photos(photos / split)} for split in ("val", "train"))
     report = vitkit.export(
-        checkpoint, tmp_path / "tiny.xml", to="openvino", data=str(photos), int8=True,
-        calibrate=str(photos), with_preprocessing=with_preprocessing, max_drop=10.0,
+        checkpoint, tmp_path / "tiny.xml", to="openvino", data=data, int8=True,
+        calibrate=calibrate, with_preprocessing=with_preprocessing, max_drop=10.0,
         allow_slower=True,
     )  # fmt: skip
     # the four linear layers of the one block, not the head
@@ -119,6 +124,23 @@ def test_int8_runs_in_int8(checkpoint, photos, tmp_path, with_preprocessing):
     assert report.description.int8
     assert report.figures["calibration"]["images"] == 120
     assert "calibrated on 120 images of train" in str(report)
+    assert report.figures["images"] == 40
+
+
+class Photos:
+    """The images of one split as a dataset of pairs."""
+
+    classes = CLASSES
+
+    def __init__(self, folder: Path) -> None:
+        self.files = sorted(folder.glob("*/*.png"))
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        file = self.files[index]
+        return Image.open(file), self.classes.index(file.parent.name)
 
 
 @pytest.mark.soak
@@ -145,6 +167,46 @@ def test_the_checkpoint_itself_is_never_replaced(checkpoint, tmp_path):
     loaded = replace(vitkit.load(checkpoint), path=tmp_path / "a.bin")
     with pytest.raises(vitkit.OutputError, match=r"OUT .*a\.bin: this file is one of the inputs"):
         vitkit.export(loaded, tmp_path / "a.xml", to="openvino", overwrite=True)
+
+
+def test_files_get_their_names_together_or_not_at_all(tmp_path):
+    out, names = tmp_path / "a.xml", ("a.bin", "a.xml.json", "a.xml")
+
+    def finished() -> Path:
+        folder = Path(tempfile.mkdtemp(dir=tmp_path, prefix="new"))
+        for name in names:
+            (folder / name).write_text(f"new {name}", encoding="utf-8")
+        return folder
+
+    def contents() -> dict[str, str]:
+        return {file.name: file.read_text(encoding="utf-8") for file in tmp_path.glob("a.*")}
+
+    new = {name: f"new {name}" for name in names}
+    move_into_place(finished(), out, overwrite=False)
+    assert contents() == new
+    for name in names:  # made by somebody else after the first check
+        for other in names:
+            (tmp_path / other).unlink(missing_ok=True)
+        (tmp_path / name).write_text("mine", encoding="utf-8")
+        with pytest.raises(vitkit.OutputError, match="File exists"):
+            move_into_place(finished(), out, overwrite=False)
+        assert contents() == {name: "mine"}
+    move_into_place(finished(), out, overwrite=True)
+    assert contents() == new
+    (tmp_path / "a.bin").write_text("old", encoding="utf-8")
+    out.unlink()
+    (out / "folder").mkdir(parents=True)
+    with pytest.raises(vitkit.OutputError, match="is unchanged"):
+        move_into_place(finished(), out, overwrite=True)
+    (out / "folder").rmdir()
+    out.rmdir()
+    assert contents() == {"a.bin": "old", "a.xml.json": "new a.xml.json"}
+
+
+def test_a_folder_in_the_place_of_a_file_is_named(checkpoint, tmp_path):
+    (tmp_path / "a.xml.json").mkdir()
+    with pytest.raises(vitkit.OutputError, match=r"a\.xml\.json is a folder; name another file"):
+        vitkit.export(checkpoint, tmp_path / "a.xml", to="openvino", overwrite=True)
 
 
 def swapped(checkpoint: vitkit.Checkpoint) -> vitkit.Checkpoint:
@@ -209,6 +271,10 @@ def test_only_what_is_written_is_an_error_of_out(checkpoint, tmp_path, monkeypat
     with monkeypatch.context() as full:
         full.setattr(export_module, "write_artefact", fail)
         with pytest.raises(vitkit.OutputError, match=r"cannot write .*a\.pt2: "):
+            vitkit.export(checkpoint, out, to="torch")
+    with monkeypatch.context() as full:
+        full.setattr(torch.export, "save", fail)
+        with pytest.raises(vitkit.OutputError, match=r"cannot write .*a\.pt2: the disk is full"):
             vitkit.export(checkpoint, out, to="torch")
     monkeypatch.setattr(export_module, "write_artefact", lambda *_: None)
     monkeypatch.setattr(export_module, "FreshProcess", fail)

@@ -92,11 +92,16 @@ def test_two_images_together_get_the_logits_of_each_alone(with_preprocessing):
     def first_alone(images: np.ndarray) -> list[np.ndarray]:
         return run(np.repeat(images[:1], len(images), axis=0))
 
+    def nan_together(images: np.ndarray) -> list[np.ndarray]:
+        return [part if len(images) == 1 else part * np.nan for part in run(images)]
+
     refuse_other_batches(run, image, description)
     with pytest.raises(vitkit.CheckpointError, match="two images in one batch do not get the"):
         refuse_other_batches(first_alone, image, description)
     with pytest.raises(vitkit.CheckpointError, match=r"\(1, 2\) for 2 images"):
         refuse_other_batches(lambda images: run(images[:1]), image, description)
+    with pytest.raises(vitkit.CheckpointError, match="two images in one batch do not get the"):
+        refuse_other_batches(nan_together, image, description)
 
 
 def test_a_better_model_passes():

@@ -23,7 +23,6 @@ from vitkit.cli.printing.columns import align, fold, terminal_width
 from vitkit.cli.printing.next_steps import flags, print_results, suggest
 from vitkit.errors import SettingError
 from vitkit.evaluation.prediction_table import PREDICTIONS_HEADER, predictions_csv
-from vitkit.exporting.files.endings import refuse_needless_trust
 from vitkit.io.atomic import write_bytes
 from vitkit.io.results import (
     CONFUSION_CORNER,
@@ -108,7 +107,6 @@ def eval_command(
     from vitkit.exporting.evaluate_models import evaluate  # here: --help does not wait for torch
 
     refuse_images_first("eval", checkpoint, "DATA")
-    refuse_needless_trust(checkpoint, trust_code=trust_code)
     _check_files(checkpoint, data, data_root, relabel, overwrite, confusion, predictions)
     options = EngineFlags(engine, precision, merge, calibrate, data_root).options()
     evaluation = evaluate(

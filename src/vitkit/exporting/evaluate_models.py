@@ -74,8 +74,8 @@ def evaluate(
     own = {"precision": precision, "merge": merge, "calibrate": calibrate, "data_root": data_root}
     options = EngineOptions.of(engine, **own)
     choice = EvaluationChoice(split, data_root, cache, batch_size, workers, metrics, relabel)
+    refuse_needless_trust(checkpoint, trust_code=trust_code)
     if not isinstance(checkpoint, str | PathLike) or not is_artefact(checkpoint):
-        refuse_needless_trust(checkpoint, trust_code=trust_code)
         return evaluate_checkpoint(checkpoint, data, choice, device, options)
     chosen = (options.engine, options.precision, options.merge, options.calibrate)
     if chosen != ("torch", "float32", 0, None) or device not in ("auto", "cpu"):

@@ -170,7 +170,7 @@ def _export(
     with temporary_folder(out) as folder:
         with named_after(out, folder):
             description = job.make(folder / out.name)
-        files = move_into_place(folder, out)
+        files = move_into_place(folder, out, overwrite=overwrite)
     return ExportReport(out, files, description, description.figures)
 
 

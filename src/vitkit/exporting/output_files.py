@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vitkit.errors import CheckpointError, OutputError
+from vitkit.exporting.files.runtime_errors import RuntimeFailure
 from vitkit.exporting.gate.checks import NOT_WRITTEN
 from vitkit.io.atomic import output_error, sync, sync_folder
 from vitkit.io.results import file_id, refused_input
@@ -17,6 +18,8 @@ from vitkit.weights.checkpoint import Checkpoint
 
 FIGURES_ENDING = ".json"
 """Ending of the file with the figures, after the artefact's name."""
+INDEX_ENDING = ".index.json"
+"""Ending of the file that names the files of weights in several."""
 FLOAT32_FOLDER = "float32"
 """Folder of the same model in float32, beside a candidate in another precision."""
 
@@ -32,8 +35,10 @@ def _companions(out: Path) -> list[Path]:
 
 
 def refuse_existing_files(out: Path, *, overwrite: bool) -> None:
-    """Raise `OutputError` for a file that exists, unless it may be replaced."""
+    """Raise `OutputError` for a file that exists, unless it may be replaced, and for a folder."""
     for path in (out, *_companions(out)):
+        if path.is_dir():
+            raise OutputError(f"{path} is a folder; name another file OUT, or move the folder")
         if os.path.lexists(path) and not overwrite:
             raise OutputError(
                 f"{path} exists; choose another place, or replace it with --overwrite "
@@ -46,7 +51,9 @@ def refuse_inputs(out: Path, checkpoint: Checkpoint) -> None:
     given = checkpoint.path
     if given is None:
         return
-    inputs = {file_id(path) for path in (given, *(given.iterdir() if given.is_dir() else ()))}
+    # the path of weights in several files is that of their index
+    files = given.parent.iterdir() if given.name.endswith(INDEX_ENDING) else (given,)
+    inputs = {file_id(path) for path in files}
     for path in (out, *_companions(out)):
         if file_id(path) in inputs - {None}:
             raise refused_input(path, "OUT")
@@ -62,7 +69,9 @@ def named_after(out: Path, folder: Path) -> Iterator[None]:
         for candidate in (folder / out.name, folder / FLOAT32_FOLDER / out.name):
             message = message.replace(str(candidate), str(out))
         if NOT_WRITTEN not in message:
-            message += f"; {NOT_WRITTEN}: try another --to or --precision"
+            message += f"; {NOT_WRITTEN}"
+        if isinstance(error, RuntimeFailure):
+            message += ": try another --to or --precision"
         raise CheckpointError(message) from error
 
 
@@ -75,8 +84,6 @@ def temporary_folder(out: Path) -> Iterator[Path]:
     """
     # missing folders are created only for a result
     parent = next(folder for folder in out.absolute().parents if os.path.lexists(folder))
-    if out.is_dir():
-        raise OutputError(f"OUT {out} is a folder; name a file")
     with writing(out):
         folder = Path(tempfile.mkdtemp(dir=parent, prefix=f".{out.name}.", suffix=".tmp"))
     try:
@@ -94,13 +101,55 @@ def writing(out: Path) -> Iterator[None]:
         raise output_error(out, error) from error
 
 
-def move_into_place(folder: Path, out: Path) -> tuple[Path, ...]:
-    """Give the finished files their names; the artefact itself comes last."""
+def move_into_place(folder: Path, out: Path, *, overwrite: bool) -> tuple[Path, ...]:
+    """Give the finished files their names, the artefact last; after an error all is as before.
+
+    Args:
+        folder: with the files, on the file system of `out`; deleted afterwards.
+        out: the artefact.
+        overwrite: whether files that are there may be replaced.
+
+    Raises:
+        OutputError: a file has appeared meanwhile, or cannot be written.
+    """
     written = sorted(folder.iterdir(), key=lambda path: path.name == out.name)
+    before = folder / "before"
+    placed: list[Path] = []
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        for file in written:
-            sync(file)
-            os.replace(file, out.parent / file.name)
-        sync_folder(out.parent)
-    return tuple(sorted(out.parent / path.name for path in written))
+        before.mkdir()
+        try:
+            for file in written:
+                sync(file)
+                place = out.parent / file.name
+                if overwrite and os.path.lexists(place):
+                    _second_name(place, before / file.name)
+                if overwrite:
+                    os.replace(file, place)
+                else:
+                    _second_name(file, place)  # fails where there is a file by now
+                placed.append(place)
+            sync_folder(out.parent)
+        except BaseException:
+            for place in placed:
+                if os.path.lexists(before / place.name):
+                    os.replace(before / place.name, place)
+                else:
+                    place.unlink()
+            raise
+    return tuple(sorted(placed))
+
+
+def _second_name(file: Path, name: Path) -> None:
+    """Give a file a second name: a hard link, or a copy on a file system without them.
+
+    Raises:
+        FileExistsError: the name is taken.
+        OSError: the system refuses.
+    """
+    try:
+        os.link(file, name, follow_symlinks=False)
+    except FileExistsError:
+        raise
+    except OSError:
+        shutil.copy2(file, name, follow_symlinks=False)

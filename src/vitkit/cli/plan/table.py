@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
-from vitkit.cli.printing.columns import align
+from vitkit.cli.printing.columns import align, fold, terminal_width
 from vitkit.messages import short_number
 from vitkit.planning.estimate import Schedule, Way
 from vitkit.planning.flops import forward_flops, training_flops
@@ -92,12 +92,13 @@ def plan_lines(
     yield ""
     for way in ways:
         if not way.fits:
-            yield _too_large(way, schedule, training, device)
+            yield fold(_too_large(way, schedule, training, device), terminal_width())
     for name, (formula, real) in measured.items():
         yield f"{name}: formula {formula:.4g}, measured {real:.4g} ({formula / real:.2f})"
     if not measured and training.arithmetic.on_gpu:
-        yield "Speed: shares of the data sheet that were measured on an H100. Other GPUs and"
-        yield "exchanges between GPUs were not measured; see docs/scaling.md."
+        yield "Speed: shares of the data sheet that were measured on an H100, and agree with an"
+        yield "H200; steps of small models depend on the processor beside the GPU. Exchanges"
+        yield "between GPUs were not measured; see docs/scaling.md."
 
 
 def _rows(

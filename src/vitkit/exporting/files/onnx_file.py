@@ -15,8 +15,8 @@ from vitkit.exporting.files.session import Session
 
 OLDEST_OPSET = 18
 """The exporter writes this opset first; older ones lack operators of the models."""
-MAX_PROTOBUF = 2**31
-"""Bytes of the largest file without external data."""
+MOST_WEIGHTS = 1.9e9
+"""Bytes of weights in a single file; protobuf ends at 2**31 with graph and texts."""
 STANDARD_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "pkg.onnxscript.torch_lib")
 """Domains of operators that onnxruntime has itself."""
 DATA_ENDING = ".data"
@@ -51,7 +51,9 @@ def write_onnx(proto: Any, path: Path, description: str) -> None:
     """
     onnx = runtime_module("onnx")
     _describe(proto, description)
-    large = proto.ByteSize() >= MAX_PROTOBUF
+    # a graph's size cannot be asked for beyond 2 GB: protobuf writes it to measure it
+    weights = sum(len(tensor.raw_data) for tensor in proto.graph.initializer)
+    large = weights > MOST_WEIGHTS
     onnx.save_model(proto, str(path), save_as_external_data=large, location=path.name + DATA_ENDING)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,25 +33,39 @@ def runtime_module(name: str) -> Any:
         ) from None
 
 
+class RuntimeFailure(CheckpointError):
+    """A runtime cannot write, open or run a model."""
+
+
 @contextmanager
 def one_line_errors(path: Path, runtime: str, action: str) -> Iterator[None]:
-    """Turn any error of a runtime into a `CheckpointError` of one line, and hide its warnings.
+    """Turn any error of a runtime into a `RuntimeFailure` of one line, and hide its warnings.
+
+    Errors of the system stay as they are where a file is written. Warnings are not hidden while a
+    model runs: their filters are those of the whole process, whose threads may run models, too.
 
     Args:
         path: the artefact.
         runtime: its name.
-        action: what it was to do, such as `open`.
+        action: what it was to do: `open`, `run`, or `write` and more words.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with nullcontext() if action == "run" else _hidden_warnings():
             yield
     except VitkitError:
         raise
     except Exception as error:  # runtimes raise classes of their own
-        raise CheckpointError(f"{path}: {runtime} cannot {action} it: {first_line(error)}") from (
-            error
-        )
+        if isinstance(error, OSError) and action.startswith("write"):
+            raise
+        message = f"{path}: {runtime} cannot {action} it: {first_line(error)}"
+        raise RuntimeFailure(message) from error
+
+
+@contextmanager
+def _hidden_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def first_line(error: BaseException) -> str:

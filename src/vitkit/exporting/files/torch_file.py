@@ -15,6 +15,7 @@ import numpy as np
 
 from vitkit.engines.registry import compiler_name, has_compiler
 from vitkit.errors import CheckpointError, MissingExtraError
+from vitkit.exporting.files.description import MAX_DESCRIPTION_BYTES
 from vitkit.exporting.files.runtime_errors import first_line, one_line_errors, runtime_module
 from vitkit.exporting.files.session import Session
 from vitkit.weights.files.zip_checks import READ_ERRORS, checked_entries
@@ -91,6 +92,11 @@ def read_torch_description(path: Path) -> str | None:
         with zipfile.ZipFile(path) as archive:
             for entry in checked_entries(path, archive):
                 if entry.filename.partition("/")[2] == ENTRY:
+                    if entry.file_size > MAX_DESCRIPTION_BYTES:
+                        raise CheckpointError(
+                            f"{path}: its description has {entry.file_size:,} bytes; expected at "
+                            f"most {MAX_DESCRIPTION_BYTES:,}"
+                        )
                     return archive.read(entry).decode("utf-8")
             return None
     except CheckpointError:

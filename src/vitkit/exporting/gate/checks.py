@@ -101,7 +101,9 @@ class LogitPairs:
     @property
     def relative_error(self) -> float:
         """The error's root mean square, over that of torch's logits around each image's mean."""
-        centred = self.torch - self.torch.mean(1, keepdim=True)
+        centred = self.torch
+        if self.torch.shape[1] > 1:  # a single logit has no spread
+            centred = self.torch - self.torch.mean(1, keepdim=True)
         scale = max(_root_mean_square(centred), 1e-6)
         return _root_mean_square(self.exported - self.torch) / scale
 
@@ -170,7 +172,8 @@ def _checked_run(
     if description.with_preprocessing:
         wanted = torch.from_numpy(logits / description.temperature).softmax(1).numpy()
         # NaN is reported by the gate
-        if np.isfinite(logits).all() and np.abs(outputs[0] - wanted).max() > 1e-3:
+        near = np.abs(outputs[0] - wanted).max() <= 1e-3  # False for NaN
+        if np.isfinite(logits).all() and not near:
             raise CheckpointError(
                 "the exported model's probabilities are not the softmax of its logits with "
                 f"temperature {description.temperature:g}"
@@ -264,7 +267,7 @@ def refuse_worse(
         _refuse_drop(figures, bounds)
     bound = _logit_bound(description, "torch" in figures)
     error = figures["relative_logit_error"]
-    if error > bound:
+    if not error <= bound:  # NaN is refused, too
         raise _refused(
             f"its logits differ from torch's by {error:.2g} of their spread (bound {bound:g}); it "
             f"agrees on the class of {figures['agreement']:.1%} of {plural(images, 'image')}"
@@ -319,7 +322,7 @@ def refuse_other_batches(run: Run, image: np.ndarray, description: ArtefactDescr
     together = _checked_run(run, inputs, description)
     alone = [_checked_run(run, inputs[number : number + 1], description) for number in (0, 1)]
     pairs = LogitPairs(torch.from_numpy(np.concatenate(alone)), torch.from_numpy(together))
-    if pairs.relative_error > _logit_bound(description, labelled=True):
+    if not pairs.relative_error <= _logit_bound(description, labelled=True):
         raise _refused("two images in one batch do not get the logits that each of them gets alone")
 
 

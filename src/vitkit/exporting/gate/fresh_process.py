@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from vitkit.errors import CheckpointError
+from vitkit.exporting.files.runtime_errors import RuntimeFailure
 from vitkit.exporting.gate.array_pipe import receive_message, send_message
 from vitkit.process import child_environment
 
@@ -150,11 +151,11 @@ class FreshProcess:
                 reason = "sends something else than an answer, and does not end"
             else:
                 reason = self._end()
-            raise CheckpointError(f"{self._path}: its runtime {reason}") from None
+            raise RuntimeFailure(f"{self._path}: its runtime {reason}") from None
         finally:
             timer.cancel()
         if "error" in values:
-            raise CheckpointError(values["error"])
+            raise RuntimeFailure(values["error"])
         return values, outputs
 
     def _end(self) -> str:
