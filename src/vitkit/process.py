@@ -1,11 +1,13 @@
 """Process-wide settings: cores, memory and threads, quick imports, and a memory of Ctrl-C.
 
-The command line applies them to itself and to the processes that it starts. A script that imports
-vitkit decides for itself; `docs/benchmarks.md` lists the settings.
+The command line applies them to itself and to the processes that it starts, and torch's engines
+keep freed memory. A script that imports vitkit decides for itself; `docs/benchmarks.md` lists the
+settings.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import os
@@ -138,12 +140,14 @@ def _group_limits(
             group = group.parent
 
 
+@functools.cache
 def keep_freed_memory() -> None:
     """Let glibc keep freed memory for the next call, instead of returning it to the system.
 
     A returned page is filled with zeros by the system when it is used again: 50,000 of 4 kB in each
-    forward pass of 8 images by a ViT-B/16. Do nothing with another C library, or if the user has
-    set one of glibc's `MALLOC_` variables. Source: mallopt(3).
+    forward pass of 8 images by a ViT-B/16. The process may need more memory for it, above all while
+    models are converted, so it is called for torch alone. Do nothing with another C library, or if
+    the user has set one of glibc's `MALLOC_` variables. Source: mallopt(3).
     """
     # imported here: no other command waits for them
     import ctypes

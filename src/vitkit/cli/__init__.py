@@ -47,8 +47,8 @@ VERBS = {
     "completion": "print the script that completes commands in your shell",
 }
 """Verb -> its line of `vitkit --help`."""
-RUN_MODELS = ("train", "eval", "compare", "predict", "explain", "embed", "report", "export", "plan")
-"""Verbs that run a model in this process, call after call."""
+KEEP_MEMORY = ("train", "plan", "explain", "report")
+"""Verbs that run a model in torch in this process, call after call, and without an engine."""
 
 EXAMPLES = """examples:
   # train on a folder with one folder of images per class
@@ -67,7 +67,7 @@ def main() -> None:
             null = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
             setattr(sys, name, null)
     shorten_spinning(os.environ)  # read when torch loads OpenMP
-    if sys.argv[1:2] and sys.argv[1] in RUN_MODELS:
+    if sys.argv[1:2] and sys.argv[1] in KEEP_MEMORY:
         keep_freed_memory()
     try:
         code = run(sys.argv[1:])

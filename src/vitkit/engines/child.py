@@ -14,7 +14,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from vitkit.errors import VitkitError
-from vitkit.process import child_environment, keep_freed_memory
+from vitkit.process import child_environment
 
 LONGEST_REASON = 200
 """Characters of a reason; errors of runtimes go on for pages."""
@@ -103,7 +103,6 @@ def _parsed(text: str) -> ChildResult:
 
 def answer(arguments: list[str]) -> None:
     """Call the function that the arguments name, and print its result as one line."""
-    keep_freed_memory()  # as the command does
     function, *rest = arguments
     document: dict[str, Any] = {}
     try:

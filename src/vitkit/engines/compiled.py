@@ -9,6 +9,7 @@ from vitkit.engines.eager import cast
 from vitkit.engines.engine import EngineRequest, Forward
 from vitkit.engines.registry import compiler_name, has_compiler
 from vitkit.errors import MissingExtraError
+from vitkit.process import keep_freed_memory
 
 
 def build_compiled(request: EngineRequest) -> Forward:
@@ -25,6 +26,8 @@ def build_compiled(request: EngineRequest) -> Forward:
     model = cast(request.for_runtimes(), request.precision).requires_grad_(False)
     dtype = next(model.parameters()).dtype
     on_cpu = request.device.type == "cpu"
+    if on_cpu:
+        keep_freed_memory()
     run = torch.compile(model, options={"freezing": on_cpu})
 
     def forward(images: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from vitkit.engines.engine import EngineRequest, Forward
 from vitkit.engines.kernels import fuse_gelu
 from vitkit.models.vit import ViT
+from vitkit.process import keep_freed_memory
 
 Capture: TypeAlias = Callable[[Forward, Tensor], Forward]
 Kind: TypeAlias = tuple[torch.Size, torch.dtype]
@@ -23,6 +24,8 @@ WARM_UP_CALLS = 3
 
 def build_eager(request: EngineRequest) -> Forward:
     """Return the model's forward pass in the precision of the request, without autocast."""
+    if request.device.type == "cpu":
+        keep_freed_memory()
     model = cast(request.for_torch(), request.precision)
     dtype = next(model.parameters()).dtype
 

@@ -33,6 +33,7 @@ from vitkit.models.encoder import EncoderBlock, PostNormBlock, ResPostNormBlock
 from vitkit.models.layers import LayerScale
 from vitkit.models.mlp import SplitSwiGLU
 from vitkit.models.vit import ViT
+from vitkit.process import keep_freed_memory
 from vitkit.shapes import Grid, Tokens
 from vitkit.spec import Preprocess
 from vitkit.weights.converting.fold import scaled_rows
@@ -54,7 +55,8 @@ def optimized(
     """Return a copy of a model for inference: folded, cast once, with the fastest kernels here.
 
     For your own loop, under `torch.inference_mode()`. It is a `ViT` like the model: features,
-    records and heads work as before. It cannot be trained, and is not for saving.
+    records and heads work as before. It cannot be trained, and is not for saving. On a CPU the
+    process then keeps freed memory (`keep_freed_memory` in `process.py`).
 
     Args:
         model: a `ViT`; it stays as it is.
@@ -88,6 +90,8 @@ def optimized(
     folded.requires_grad_(False)
     folded.patch_embed = CastingStem(folded.patch_embed)
     folded.register_forward_pre_hook(_cast_images)  # uint8 is no input of `forward`
+    if on_cpu:
+        keep_freed_memory()
     if measure and on_cpu:
         fastest_kernels(folded, batch_size)
     if precision == "bfloat16" and next(folded.parameters()).is_cuda:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from vitkit.benchmarking.contender_process.memory import peak_megabytes, restart_peak
 from vitkit.errors import VitkitError
-from vitkit.process import keep_freed_memory
 
 if TYPE_CHECKING:
     import torch
@@ -54,8 +53,6 @@ class ContenderProcess:
         """Build what is to be measured, and answer with logits of the compared images."""
         import torch
 
-        if request.get("kind") == "engine":  # each library runs as it does for its users
-            keep_freed_memory()
         torch.set_num_threads(request["threads"])
         torch.set_flush_denormal(True)
         torch.manual_seed(0)

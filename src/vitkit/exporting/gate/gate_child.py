@@ -11,7 +11,6 @@ import time
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from vitkit.exporting.gate.no_network import cut_off_network
-from vitkit.process import keep_freed_memory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,5 +63,4 @@ def _timed(run: Any, images: np.ndarray, times: int) -> tuple[list[np.ndarray], 
 
 
 if __name__ == "__main__":
-    keep_freed_memory()  # as torch has it in the command
     answer_runs(sys.argv[1:])
