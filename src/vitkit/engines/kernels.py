@@ -185,7 +185,8 @@ def fuse_gelu(model: ViT) -> None:
         if type(mlp) is not MLP or type(mlp.fc1) is not nn.Linear or type(mlp.act) is not nn.GELU:
             continue
         if not (has_hooks(mlp.fc1) or has_hooks(mlp.act)):
-            mlp.fc1, mlp.act = GeluLinear(mlp.fc1), nn.Identity()
+            parts: nn.Module = mlp
+            parts.fc1, parts.act = GeluLinear(mlp.fc1), nn.Identity()
 
 
 def has_hooks(module: nn.Module) -> bool:
