@@ -149,7 +149,7 @@ def _second_name(file: Path, name: Path) -> None:
     """
     try:
         os.link(file, name, follow_symlinks=False)
-    except FileExistsError:
-        raise
     except OSError:
+        if os.path.lexists(name):
+            raise
         shutil.copy2(file, name, follow_symlinks=False)
