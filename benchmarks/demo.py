@@ -85,7 +85,8 @@ def imports() -> dict[str, float]:
 def results_file(prefix: str = "") -> Path:
     """Return the results file of today and this processor.
 
-    Virtual machines give different processors one name, so AVX-512 is told apart.
+    Different processors may have one name in virtual machines, so the file's name says if there is
+    AVX-512.
     """
     slug = re.sub(r"[^a-z0-9]+", "-", processor().lower()).strip("-")
     slug += "-avx512" * ("avx512f" in instruction_sets())
