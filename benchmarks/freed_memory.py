@@ -4,8 +4,8 @@
 
 Forward passes of eight images and training steps in eager torch, in new processes in turn: as the C
 library is by default, and with `keep_freed_memory`, as `vitkit train` and torch's engines call it.
-Prints the ratio of times with a 95 % bootstrap interval and the page faults of a call, and adds both
-to benchmarks/results/freed-memory-<processor>-<date>.json. The script does not pass or fail.
+Prints the ratio of times with a 95 % bootstrap interval and the page faults of a call, and adds
+both to benchmarks/results/freed-memory-<processor>-<date>.json. It does not pass or fail.
 """
 
 from __future__ import annotations
