@@ -29,7 +29,7 @@ def test_the_model_is_read_in_one_sitting():
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_files_and_functions_are_short(path):
-    assert lines(path) <= 400
+    assert lines(path) <= 600
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef):
             assert node.end_lineno - node.lineno < 60, node.name

