@@ -115,7 +115,7 @@ def test_other_data_of_a_resumed_run_are_named(place, capsys):
         ),
         (
             "photos --show-batch --prove-resume",
-            "--show-batch and --prove-resume do different things; leave one out",
+            "--show-batch and --prove-resume cannot be combined",
         ),
     ],
 )

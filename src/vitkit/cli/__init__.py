@@ -141,7 +141,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _less_memory(verb: str) -> str:
-    """Say how a verb needs less memory."""
+    """Suggest how to reduce the memory of a verb."""
     if verb in ("train", "eval", "compare", "predict", "embed"):
         return "lower --batch-size, or pass --device cpu"
     if verb in ("explain", "report"):

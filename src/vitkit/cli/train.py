@@ -139,7 +139,7 @@ def run(arguments: list[str]) -> None:
     config = _configured(data, words_of_run, spec, (stored, recipe), words)
     show, prove = words.last("show_batch") == "True", words.last("prove_resume") == "True"
     if show and prove:
-        raise SettingError("--show-batch and --prove-resume do different things; leave one out")
+        raise SettingError("--show-batch and --prove-resume cannot be combined")
     with as_flags(*spec, group="spec."):
         if show:
             write_batch_figure(config)

@@ -129,7 +129,7 @@ class Explanation:
         if self._has_colours or not np.isfinite(self.values).any():
             return words
         rows, columns = self.values.shape
-        # A patch without a number is not the most important one.
+        # NaN sorts last.
         numbers = np.where(np.isfinite(self.values), self.values, -np.inf)
         row, column = np.unravel_index(numbers.argmax(), numbers.shape)
         place = f"row {row + 1} of {rows}, column {column + 1} of {columns}"

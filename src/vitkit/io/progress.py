@@ -52,7 +52,7 @@ def progress_bar(
 
 
 def discard_stdout() -> None:
-    """Send further output to the null device, since its reader has left or its disk is full."""
+    """Send further output to the null device, after EPIPE or ENOSPC."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

@@ -102,7 +102,7 @@ class WebImage(FoundImage):
         try:
             return decode_with_properties(self._file.content, name=self.name, admit=admit)[0]
         except ImageError as error:
-            # the server's own word explains more than the first bytes of the file
+            # Content-Type is more informative than the magic bytes
             media_type = self._file.media_type
             is_other = bool(media_type) and not media_type.startswith("image/")
             if error.reason == "not an image" and is_other:

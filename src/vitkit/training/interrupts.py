@@ -127,7 +127,7 @@ def end_process(code: int) -> NoReturn:
     killed.
     """
     try:
-        if hasattr(signal, "SIGCHLD"):  # torch would take their end for an error, and raise it
+        if hasattr(signal, "SIGCHLD"):  # otherwise torch reports the workers' exit as an error
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for child in multiprocessing.active_children():
             child.kill()

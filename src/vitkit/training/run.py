@@ -121,7 +121,7 @@ class Run:
         self._started = now
 
     def stops_alone(self) -> bool:
-        """Return True where a signal may end a wait; other processes would not know of it."""
+        """Return True if a signal has arrived and this is the only process, so it may stop now."""
         return self.world.size == 1 and self.stop.signum is not None
 
     def how_to_resume(self) -> str:

@@ -1,4 +1,4 @@
-"""`Plan`: all that is decided about a run before its parts are built."""
+"""`Plan`: the resolved inputs of a run: settings, data, model spec, steps, device."""
 
 from __future__ import annotations
 

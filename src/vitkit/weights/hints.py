@@ -92,7 +92,7 @@ class Hints:
         return lines
 
     def image_sizes(self) -> Iterator[Any]:
-        """Yield image sizes that the file may be for, the likeliest first."""
+        """Yield candidate image sizes, most likely first."""
         if "image_size" in self.fields:
             yield self.fields["image_size"]
         if self.named is not None:

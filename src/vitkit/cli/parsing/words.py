@@ -1,4 +1,4 @@
-"""Reading of a verb's arguments: which is which, and what is wrong with them, in one line."""
+"""Command-line parser with one-line errors."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class ImageFiles:
 
 
 def admit_any(pixels: int) -> None:
-    """Let an image of any size be decoded at once."""
+    """Set no memory limit on decoding."""
 
 
 class Split(ABC):

@@ -179,7 +179,7 @@ def check_tiff_coverage(image: ImageFile.ImageFile, name: str) -> None:
         plane = tile.args[0] if isinstance(tile.args, tuple) and tile.args else tile.args
         left, top, right, bottom = tile.extents or (0, 0, 0, 0)
         areas[plane] = areas.get(plane, 0) + (right - left) * (bottom - top)
-    # The plane that is covered least counts.
+    # Use the least covered plane.
     expected = image.width * image.height
     covered = min(areas.values(), default=0)
     if covered < expected:

@@ -79,8 +79,8 @@ def read_members(file: BinaryIO, where: str) -> Members:
         raise DataError(f"{where}: compressed; expected a plain tar: run gunzip on it")
     members = Members()
     length = os.fstat(file.fileno()).st_size
-    shared: dict[str, str] = {}  # records about all entries after them
-    own: dict[str, str] = {}  # about the next entry alone
+    shared: dict[str, str] = {}  # pax headers for all following entries
+    own: dict[str, str] = {}  # pax headers for the next entry only
     offset = 0
     try:
         while (header := _read_header(file, offset)) is not None:

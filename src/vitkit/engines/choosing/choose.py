@@ -1,4 +1,4 @@
-"""Choose the engine that is done first: by trials of each, made once for a model and a machine."""
+"""Choose the engine with the shortest expected time, by one cached trial per model and machine."""
 
 from __future__ import annotations
 
@@ -128,8 +128,8 @@ def _usual(request: EngineRequest, options: EngineOptions, why: str) -> Engine:
     if precision == "auto":
         precision = "float32"
         options.report(
-            f"precision auto: float32 without a trial, as {why}; --precision bfloat16 is yours to "
-            "choose"
+            f"precision auto: float32 without a trial, as {why}; pass --precision bfloat16 to use "
+            "it"
         )
     return _build(request, "compile" if options.engine == "compile" else "torch", precision)
 
@@ -243,7 +243,7 @@ def _known(request: EngineRequest, candidates: Sequence[tuple[str, str]]) -> lis
 def _best(
     request: EngineRequest, trials: Sequence[Trial], options: EngineOptions
 ) -> tuple[Engine, Trial | None]:
-    """Build the usable engine with the shortest expected time; one that fails now gives way.
+    """Build the fastest usable engine; fall back to the next one if it fails.
 
     Where none is usable, `auto` is torch in float32: what failed may be the child processes.
 

@@ -148,7 +148,7 @@ class FreshProcess:
             if timed_out.is_set():
                 reason = f"does not answer within {self._seconds:g} s"
             elif not leaves:
-                reason = "sends something else than an answer, and does not end"
+                reason = "sends an invalid reply and does not exit"
             else:
                 reason = self._end()
             raise RuntimeFailure(f"{self._path}: its runtime {reason}") from None

@@ -81,7 +81,7 @@ class Deadline:
 
 
 class KeepDeadline(Callback):
-    """Plans the schedule anew after each epoch, so that it ends with the time of the run.
+    """Rescales the learning rate schedule after each epoch, so that it ends at the deadline.
 
     The epochs of the settings are the most; as many are made as fit, by the mean duration of those
     so far. The learning rate follows the number of epochs, so that it is low at the end.

@@ -1,4 +1,4 @@
-"""Settings without effect beside the others: refused, or reset where only a recipe has them."""
+"""Settings that have no effect in combination with others: refused, or reset if from a recipe."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def _first_process_only(
 
 
 class RunLog:
-    """The log of a run, which is open while the run lasts. Its methods raise `OutputError`.
+    """Context manager: terminal, files and trackers of a run. Its methods raise `OutputError`.
 
     Args:
         run: folder of the files.

@@ -46,7 +46,7 @@ class ModelPart:
         return dict(self.model.state_dict())
 
     def metadata(self) -> Metadata:
-        """Return nothing."""
+        """Return no metadata."""
         return {}
 
     def load(self, tensors: Tensors, metadata: Metadata) -> None:

@@ -1,4 +1,4 @@
-"""Decide the settings that a run leaves open, before its first step.
+"""Resolve `auto` settings (precision, compile, batch size, learning rate) before training.
 
 Precision and attention kernel follow from a rule. Batch size and learning rate are measured if the
 user asks for it, with a copy of the model on training images of the run. The results are settings
@@ -33,7 +33,7 @@ def tune_settings(
     goes_on: bool = False,
     folder: RunFolder | None = None,
 ) -> Settings:
-    """Decide the settings that a run leaves open.
+    """Resolve the `auto` settings of a run.
 
     Args:
         plan: plan of the run.

@@ -1,4 +1,4 @@
-"""Words that people use for the formats, and the answer to each."""
+"""Aliases of format names, with hints."""
 
 from __future__ import annotations
 

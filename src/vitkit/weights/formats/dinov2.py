@@ -206,9 +206,9 @@ def _table(spec: ViTSpec) -> Table:
 
 
 def _position_rows(spec: ViTSpec) -> list[Row]:
-    """Return the rows of their (1, 1 + N, D) table, for each way in which ours covers the prefix.
+    """Map DINOv2's (1, 1 + N, D) position rows to vitkit's, with and without prefix rows.
 
-    Theirs has a row for the class token; ours may have none, or rows for registers as well.
+    DINOv2 has a row for the class token; vitkit may have none, or rows for registers as well.
     """
     registers = row("register_tokens", "reg_token")
     if not spec.positions_cover_prefix:

@@ -1,4 +1,4 @@
-"""The spec and the tensors of a model that is to be saved: without wrappers, with its present head.
+"""Spec and state dict of a model to save: unwrapped, with its current head.
 
 A file that could not be read again must not be written, so every difference between a model and its
 spec is found here, or refused with the call that removes it.
