@@ -38,7 +38,7 @@ def resolve_device(name: str | torch.device) -> torch.device:
     if name == "auto":
         return torch.device(available[0])
     try:
-        # torch knows the syntax, but not what this machine has
+        # torch checks the syntax, not whether the device exists
         device = torch.device(name)
     except RuntimeError:
         raise DeviceError(

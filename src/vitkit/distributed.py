@@ -39,7 +39,7 @@ STEP_RECORD = struct.Struct("<q")
 
 @dataclass
 class ProcessGroup:
-    """The processes of a run, as seen from this one; torch's word for all of them is the world.
+    """The processes of a run, as seen from this one (torch's "world").
 
     Attributes:
         rank: number of this process, from 0; rank 0 alone prints and writes.
@@ -122,7 +122,7 @@ class ProcessGroup:
         try:
             value = decide()
         except VitkitError as error:
-            # the other ranks wait for a message, also for that of a failure
+            # the other ranks wait for a message, also after a failure
             _send(json.dumps({"error": error_to_json(error)}))
             raise
         _send(json.dumps({"value": value}))
@@ -160,7 +160,7 @@ def join_process_group(device: torch.device, timeout: float) -> Iterator[Process
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     world: ProcessGroup | None = None
     try:
-        # collectives outside of steps wait for long ones of rank 0
+        # collectives outside of steps wait for long work of rank 0
         dist.init_process_group(backend, timeout=LONG_TIMEOUT)
         world = ProcessGroup(
             rank,
@@ -227,7 +227,7 @@ def error_from_json(document: dict[str, Any]) -> VitkitError:
     if kind is Interrupted:
         return Interrupted(document["signum"], document["text"])
     if kind is errors.ImageError:
-        kind = errors.DataError  # an `ImageError` has parts that the text does not separate
+        kind = errors.DataError  # the fields of an `ImageError` cannot be parsed from its text
     error: VitkitError = kind(document["text"])
     return error
 

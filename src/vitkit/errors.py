@@ -47,7 +47,7 @@ class VitkitError(Exception):
 def _one_line(text: str) -> str:
     """Shorten a message and escape control characters: names in files may hold any text."""
     if len(text) > LONGEST_MESSAGE:
-        # the end stays, as it says how to mend it
+        # the end is kept, as it names the remedy
         text = f"{text[: LONGEST_MESSAGE - 500]} ... {text[-400:]}"
     if text.isprintable():
         return text
@@ -180,7 +180,7 @@ class ImageError(UserError):
 
 
 class CheckpointError(UserError):
-    """A file that is not the checkpoint it should be."""
+    """A checkpoint that cannot be read, or has unexpected contents."""
 
 
 class OutputError(UserError):
@@ -196,7 +196,7 @@ class MissingExtraError(UserError):
 
 
 class UserCodeError(UserError):
-    """A function or an object of the user's that raised, or returned something else than agreed.
+    """User code that raised an error, or returned an unexpected value.
 
     The message has its name; `__cause__` is the error itself, with its traceback.
     """

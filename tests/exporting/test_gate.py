@@ -153,7 +153,10 @@ def test_slower_is_refused_unless_it_is_allowed():
         (["sh", "-c", "kill -SEGV $$"], "ended by SIGSEGV"),
         (["sh", "-c", "echo no luck >&2; exit 4"], "ended with code 4: no luck"),
         (["sh", "-c", "echo not a message"], "ended with code 0"),
-        (["sh", "-c", "echo not a message; exec sleep 60"], "sends an invalid reply and does not exit"),
+        (
+            ["sh", "-c", "echo not a message; exec sleep 60"],
+            "sends an invalid reply and does not exit",
+        ),
     ],
 )
 def test_a_runtime_that_dies_or_hangs_is_one_line(command, message, monkeypatch):

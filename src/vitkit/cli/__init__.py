@@ -63,7 +63,7 @@ def main() -> None:
     """Run the command line and exit with its code."""
     remember_interrupts()
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # the shell has closed it (`>&-`)
+        if getattr(sys, name) is None:  # closed by the shell (`>&-`)
             null = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
             setattr(sys, name, null)
     shorten_spinning(os.environ)  # read when torch loads OpenMP
@@ -71,10 +71,10 @@ def main() -> None:
         keep_freed_memory()
     try:
         code = run(sys.argv[1:])
-    except KeyboardInterrupt:  # a second one, while the first was reported
+    except KeyboardInterrupt:  # a second Ctrl-C, while the first was reported
         code = of_signal(signal.SIGINT)
     if code > of_signal(0):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a further one must not print a traceback
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a further Ctrl-C must not print a traceback
         from vitkit.training.interrupts import end_process
 
         end_process(code)
@@ -83,7 +83,7 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code; print errors as one line on stderr."""
-    # not a flag of any verb: it decides how errors of all of them are shown
+    # not a flag of a verb: it decides how the errors of all verbs are shown
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     if arguments[:1] == ["help"]:  # `help VERB` is `VERB --help`
@@ -99,7 +99,7 @@ def run(arguments: list[str]) -> int:
     except KeyboardInterrupt as error:
         _print_error(_interruption(verb, error))
         return of_signal(signal.SIGINT)
-    except BrokenPipeError:  # the reader has left (`| head`)
+    except BrokenPipeError:  # the reader closed the pipe (`| head`)
         discard_stdout()
         return DONE
     except Exception as error:  # noqa: BLE001 - a full disk or memory, or a bug of vitkit
@@ -150,7 +150,7 @@ def _less_memory(verb: str) -> str:
 
 
 def _call(verb: str, arguments: list[str]) -> None:
-    """Print the version, the help or that of a verb, or run the verb.
+    """Print the version or a help text, or run the verb.
 
     Raises:
         VitkitError: what the verb raises; `SettingError` where there is no such verb.
@@ -180,7 +180,7 @@ def _call(verb: str, arguments: list[str]) -> None:
 
 
 def _interruption(verb: str, error: KeyboardInterrupt) -> str:
-    """Describe a Ctrl-C; it may be a second one that came while the first was handled."""
+    """Describe a Ctrl-C; it may be the second one, received while the first was handled."""
     first = error.__context__
     while first is not None and not isinstance(first, Interrupted):
         first = first.__context__
@@ -212,7 +212,7 @@ def _print(text: str) -> None:
 
 
 def _print_error(text: str, *, debug: bool = False) -> None:
-    """Print an error in one line; `debug`: first the traceback of the one that is handled."""
+    """Print an error in one line; `debug`: after the traceback of the current exception."""
     try:
         sys.stdout.flush()  # what was printed comes first
     except OSError:  # the error is more important

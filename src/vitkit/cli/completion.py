@@ -54,7 +54,7 @@ def _all_verbs() -> Any:
 
     @frozen(raises=SettingError)
     class Train(TrainConfig):
-        """Every setting of a run, and the flags of the verb that are none."""
+        """Every setting of a run, and the flags that are not settings."""
 
         prove_resume: bool = False
         show_batch: bool = False

@@ -19,7 +19,7 @@ from vitkit.cli.printing.columns import fold, terminal_width
 from vitkit.cli.printing.next_steps import print_results
 from vitkit.process import uncollected_imports
 
-# written out, as the formats themselves are read with torch
+# listed here, since importing the formats imports torch
 FormatName = Literal[
     "vitkit",
     "timm",

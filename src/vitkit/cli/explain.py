@@ -146,7 +146,7 @@ class _Given:
 
     @property
     def extras(self) -> dict[str, bool]:
-        """Flag -> whether it was given, of those that write further files."""
+        """Flags that write further files -> whether each was given."""
         return {
             "sheet": self.sheet,
             "animate": self.animate,
@@ -205,7 +205,7 @@ def _files(
 def _reports(
     output: str, inputs: list[Path], wanted: Mapping[str, bool], overwrite: bool
 ) -> Reports:
-    """Return the files about all images, checked; None for those that are not wanted."""
+    """Return the report files over all images, checked; None for those not requested."""
     from vitkit.cli.explaining.images import Reports
     from vitkit.cli.explaining.registers import registers_file
     from vitkit.explaining.truth_of_images import truth_file

@@ -15,7 +15,7 @@ from vitkit.cli.printing.columns import fold, terminal_width
 from vitkit.cli.printing.next_steps import print_results
 from vitkit.process import uncollected_imports
 
-# written out, as the formats themselves are read with their runtimes
+# listed here, since importing the formats imports their runtimes
 ExportFormat = Literal["onnx", "openvino", "torch", "aoti"]
 ExportPrecision = Literal["float32", "bfloat16", "float16"]
 

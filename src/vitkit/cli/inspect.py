@@ -62,7 +62,7 @@ def inspect_command(
     stated = flags(model=model, trust_pickle=trust_pickle)
     for name, value in (spec or {}).items():
         stated += [f"--spec.{name.replace('_', '-')}", str(value)]
-    # the other verbs take a file alone
+    # the other verbs take only a file
     then = ("convert", file, "model.safetensors", "--to", "vitkit") if stated else ("summary", file)
     suggest((*then, *stated))
 

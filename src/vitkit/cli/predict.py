@@ -119,7 +119,7 @@ def run(arguments: list[str]) -> None:
 
 @contextmanager
 def _csv(path: Path, has_labels: bool) -> Iterator[Write]:
-    """Write a CSV file, a row at a time; it takes its name when all are done."""
+    """Write a CSV file row by row; it is renamed into place at the end."""
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv_format.writer(file, lineterminator="\n")
         writer.writerow(LABELLED_HEADER if has_labels else CSV_HEADER)
@@ -170,7 +170,7 @@ class _Drawings:
 
         path = self._places.path(image.place)
         may_replace = self._overwrite and (not self._is_stream or DRAWING_FILE.is_result(path))
-        # again: of a stream no path was known, and a file may have come meanwhile
+        # again: the paths of a stream were unknown, and the file may exist by now
         if not may_replace:
             check_new_files([path], inputs=(), overwrite=False, flag="--save-images")
         drawing = draw_prediction(
@@ -258,14 +258,14 @@ class _Outputs:
             lines.append(f"wrote {escape(self.table)}: {written}")
         if self._folder is not None:
             lines.append(f"wrote {written} to {escape(self._folder)}")
-        # stdout is for the results alone
+        # stdout is for results only
         sys.stderr.writelines(f"{line}\n" for line in lines)
 
     @contextmanager
     def _writers(
         self, answers: RightAnswers, classes: tuple[str, ...], images: ImageList
     ) -> Iterator[list[Write]]:
-        # files are written to their end, whether or not what is printed is read
+        # files are completed even if nobody reads stdout
         goes_on = self.table is not None or self._folder is not None
         with ExitStack() as stack:
             writers: list[Write] = []

@@ -148,7 +148,7 @@ def run(arguments: list[str]) -> None:
 
 
 def _data(words: Words, stored: Settings) -> str:
-    """Return DATA, or that of the stopped run.
+    """Return DATA, or the data of the stopped run.
 
     Raises:
         SettingError: it is not given, or more than once.
@@ -180,7 +180,7 @@ def _configured(
     # fields of a spec belong to a model
     if words.last("model") is not None:
         settings["model"] = words.last("model")
-    # the flags' defaults: what the settings are without them
+    # the defaults of the flags: the settings without them
     base = TrainConfig(**layered(*layers, settings))
     with as_flags(*(field.name for field in fields(TrainConfig))):
         config = tyro.cli(TrainConfig, default=base, args=flags, prog="vitkit train")
@@ -222,7 +222,7 @@ def _print_end(config: TrainConfig, result: TrainResult, report: Path | None) ->
         relabel = config.relabel
         copy = result.run / "relabel.csv"
         if relabel is not None and copy.is_file():
-            relabel = str(copy)  # the user's file may have changed since
+            relabel = str(copy)  # the user's file may have been changed since
         given = flags(data_root=config.data_root, relabel=relabel)
         then.append(("eval", result.run, config.data, *given))
     if is_usable and Path(config.data).is_dir():

@@ -1,4 +1,4 @@
-"""Run a function of a module in a child process, which may crash or hang without harm."""
+"""Run a function in a child process, whose crash or hang does no harm."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run_child(
         environment: further variables of the process.
     """
     try:
-        # not the working folder first: a file onnx.py of the user's would be imported there
+        # without the working folder: a file named onnx.py there would be imported
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "vitkit.engines.child", function, *arguments],
             stdin=subprocess.DEVNULL,

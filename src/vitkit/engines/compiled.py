@@ -1,4 +1,4 @@
-"""The engine `compile`: torch's inductor, which writes and compiles a program for the model."""
+"""The engine `compile`: torch.compile with the inductor backend."""
 
 from __future__ import annotations
 

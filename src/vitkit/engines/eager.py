@@ -37,7 +37,7 @@ def build_eager(request: EngineRequest) -> Forward:
 
 
 def capture_graph(forward: Forward, images: Tensor) -> Forward:
-    """Return the CUDA graph of a forward pass, as a function from images like these to outputs.
+    """Return the CUDA graph of a forward pass, as a function of images of this shape and dtype.
 
     Args:
         forward: without any wait for the GPU inside.

@@ -21,7 +21,7 @@ Forward = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """All that an engine is built from.
+    """The inputs from which an engine is built.
 
     Attributes:
         model: in eval mode; an engine may share its weights, and never changes it.
@@ -53,7 +53,7 @@ class EngineRequest:
         Args:
             query_scale: whether queries may come scaled, so that attention must not do it.
         """
-        # merging divides by sqrt(h) itself, beside what it adds for the sizes of tokens
+        # token merging divides by sqrt(h) itself, and adds the sizes of tokens
         folded = fold_for_inference(self.model, query_scale=query_scale and not self.merge)
         return merge_tokens(folded, self.merge) if self.merge else folded
 

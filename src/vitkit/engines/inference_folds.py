@@ -105,7 +105,7 @@ def _cast_images(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class CastingStem(PatchEmbedding):
-    """A stem for images of any dtype, uint8 too: they become what its weights are.
+    """A stem for images of any dtype, also uint8: it casts them to the dtype of its weights.
 
     Args:
         stem: of a model.
@@ -161,7 +161,7 @@ def _is_plain_attention(attention: nn.Module) -> bool:
 
 
 def _is_foldable(layer: nn.Module | None) -> bool:
-    """Return True for a plain linear layer: extensions and hooks may do more than W x + b."""
+    """Return True for a plain linear layer: subclasses and hooks may compute more than W x + b."""
     if type(layer) not in FOLDABLE:
         return False
     assert layer is not None, "its type is known"

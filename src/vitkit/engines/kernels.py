@@ -104,7 +104,7 @@ def _is_packing_faster(block: nn.Module, tokens: Tensor) -> bool:
 
 
 def _pack(module: nn.Module, rows: int) -> None:
-    """Put oneDNN's layers in place of torch's."""
+    """Replace torch's linear layers by oneDNN's."""
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
@@ -112,7 +112,7 @@ def _pack(module: nn.Module, rows: int) -> None:
 
 
 def in_turns(calls: dict[str, Callable[[], object]], rounds: int = ROUNDS) -> dict[str, float]:
-    """Return the fastest time of each call in seconds; all are called in turn, after a warm-up.
+    """Return the fastest time of each call in seconds, measured in turns after a warm-up.
 
     Args:
         calls: name -> function without arguments.
@@ -155,7 +155,7 @@ class GeluLinear(nn.Module):
 
 @functools.cache
 def _define_gelu_linear() -> None:
-    """Define the operator `vitkit::gelu_linear`, once: a compiler may take torch's own apart."""
+    """Define the operator `vitkit::gelu_linear` once: a compiler may decompose torch's own."""
 
     @torch.library.custom_op(
         "vitkit::gelu_linear",

@@ -51,7 +51,7 @@ def build_onnxruntime(request: EngineRequest) -> Forward:
 def fused_attention(
     q: Heads, k: Heads, v: Heads, mask: Tensor | None = None, dropout: float = 0.0
 ) -> Heads:
-    """Attend by ONNX Runtime's own operator, which keeps no matrix of weights; for exports alone.
+    """Compute attention by ONNX Runtime's fused operator; for exports only.
 
     ONNX's standard operators would be two products with a softmax and transposes between them.
 

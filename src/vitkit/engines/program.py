@@ -1,4 +1,4 @@
-"""The model as a program of torch operators, the source of every other runtime's file."""
+"""The model as a `torch.export` program, from which the files of other runtimes are made."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def export_program(
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Hide the warnings of exporters and converters, which are about their own insides."""
+    """Hide the warnings of exporters and converters about their internals."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -126,7 +126,7 @@ def refuse_not_installed(engine: str, precision: str = "float32") -> None:
 
 
 def refuse_uncalibrated(precision: str, images: object) -> None:
-    """Raise `SettingError` for int8 without images, which show the range of each activation."""
+    """Raise `SettingError` for int8 without calibration images."""
     if precision == "int8" and images is None:
         raise SettingError(
             "precision int8 needs images to calibrate with; pass --calibrate DATA (calibrate=), "

@@ -1,4 +1,4 @@
-"""Imports of runtimes without their telemetry: nothing here ever reports to anybody.
+"""Import runtimes with their telemetry switched off.
 
 ONNX Runtime's wheels for Linux send events from version 1.29 on, unless `ORT_DISABLE_TELEMETRY` is
 set before the first import. OpenVINO and NNCF report through the package `openvino_telemetry`, and
@@ -19,7 +19,7 @@ REPORTERS = ("openvino_telemetry",)
 
 
 def quiet_imports() -> None:
-    """Switch off the telemetry of ONNX Runtime, OpenVINO and NNCF, which are not yet imported.
+    """Switch off the telemetry of ONNX Runtime, OpenVINO and NNCF, before they are imported.
 
     A process that has imported a runtime before has decided for itself; nothing changes there.
     """

@@ -277,7 +277,7 @@ def _has_run_config(folder: RunFolder) -> bool:
         lines = folder.config.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return False
-    # Not parsed: a damaged config.yaml is one of a run, too.
+    # Not parsed: a run may have a damaged config.yaml.
     return {line.partition(":")[0] for line in lines} >= CONFIG_KEYS
 
 

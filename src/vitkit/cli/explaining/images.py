@@ -88,7 +88,7 @@ class ExplainedImages:
         for image, (explanation, path) in self.images.with_outputs(self._explained()):
             self.example = self.example or image.name
             _print_line(image, explanation, path)
-            if len(methods) == 1 and explanation.truth is not None:  # of all, the page has it
+            if len(methods) == 1 and explanation.truth is not None:  # the page has it
                 _print(f"  {explanation.truth.line}")
         for name, reason in self.files.refused.items():
             sys.stderr.write(f"vitkit: {name} is left out: {reason}\n")
@@ -143,5 +143,5 @@ def _print_line(image: FoundImage, explanation: Explanation, path: Path) -> None
 
 
 def _print(line: str) -> None:
-    """Print at once; all files are written, also where the reader of the lines has left."""
+    """Print at once; all files are written even if the reader of stdout has exited."""
     print_now(f"{line}\n", goes_on=True)

@@ -1,1 +1,1 @@
-"""Reading of the command line: what a verb takes, and what is wrong with what it was given."""
+"""Parsing of the command line: the arguments of each verb, and errors in one line."""

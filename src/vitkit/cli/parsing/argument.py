@@ -117,7 +117,7 @@ class Argument:
 
     @property
     def has_many_choices(self) -> bool:
-        """True for choices that are too many to stand beside the flag."""
+        """True for too many choices to list beside the flag."""
         return len("|".join(self.choices)) > LONGEST_CHOICES
 
     @property
@@ -135,7 +135,7 @@ class Argument:
         # short flags first, as in other programs
         flags = ", ".join(sorted(self.flags, key=lambda flag: flag.startswith("--")))
         if self.is_switch and self.default:
-            return f"{flags}, {inverse(self.flags[0])}"  # what is on can only be turned off
+            return f"{flags}, {inverse(self.flags[0])}"  # on by default: can only be turned off
         if self.is_switch:
             return flags
         if flags.endswith("."):
@@ -143,13 +143,13 @@ class Argument:
         return f"{flags} {value}"
 
     def check(self, value: str, flag: str) -> None:
-        """Raise `SettingError` for a value of another type, or one that is no choice.
+        """Raise `SettingError` for a value of the wrong type, or not among the choices.
 
         Args:
             value: as typed.
             flag: the flag as typed, or the word of a positional argument.
         """
-        # tyro's word for the absent value, also in numbers and choices.
+        # tyro writes None this way, also for numbers and choices.
         if self.nullable and value == "None":
             return
         if self.choices and value not in self.choices:
@@ -226,7 +226,7 @@ def _union(hint: Any) -> tuple[Any, ...]:
 
 
 def _counts(kinds: list[Any]) -> tuple[int, ...]:
-    """Return the lengths of tuples of fixed length; none if one may have any length."""
+    """Return the lengths of fixed-length tuples; empty if any length is allowed."""
     counts = set()
     for kind in kinds:
         plain, _ = _without_annotations(kind)

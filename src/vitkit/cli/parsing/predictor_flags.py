@@ -34,7 +34,7 @@ class PredictorFlags:
     trust_code: bool
 
     def open(self, path: str, images: ImageList) -> tuple[Predictor, dict[str, str]]:
-        """Return the predictor, and its labels of the classes of the images.
+        """Return the predictor, and the true labels of the images in its classes.
 
         Args:
             path: a checkpoint, a run folder, or an exported model.
@@ -62,7 +62,7 @@ class PredictorFlags:
         return predictor, match_labels(checkpoint, images.classes)
 
     def _refuse_engine(self, path: str) -> None:
-        """Refuse flags that an exported model leaves no choice of."""
+        """Refuse flags that have no effect on an exported model."""
         choice = self.choice
         plain = EngineFlags("auto", "float32", 0, None, choice.data_root)
         if choice != plain or self.device not in ("auto", "cpu"):

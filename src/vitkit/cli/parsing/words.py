@@ -15,7 +15,7 @@ from vitkit.training.config.setting_names import hint_on
 
 @dataclass
 class Words:
-    """The arguments of a verb as typed, sorted out.
+    """The parsed arguments of a verb, as text.
 
     Attributes:
         positionals: values without a flag.
@@ -32,7 +32,7 @@ class Words:
         return self.values[name][-1] if self.values.get(name) else None
 
     def flag_words(self, *without: str) -> list[str]:
-        """Return all flags and their values, but those of some arguments."""
+        """Return all flags and their values, except those of some arguments."""
         return [word for name, words in self.flags if name not in without for word in words]
 
     @property
@@ -51,7 +51,7 @@ def wants_help(words: Sequence[str]) -> bool:
 
 
 def read_words(command: Command, words: Sequence[str]) -> Words:
-    """Sort out the arguments of a verb, each flag with its values.
+    """Parse the arguments of a verb: each flag with its values.
 
     Raises:
         SettingError: a flag that does not exist, a value that is missing, empty, or of another
@@ -69,7 +69,7 @@ def read_words(command: Command, words: Sequence[str]) -> Words:
 
 
 def read_flags(command: Command, words: Sequence[str]) -> Words:
-    """Do as `read_words`, and leave the number of positional arguments to the verb."""
+    """Parse as `read_words` does, without checking the number of positional arguments."""
     by_flag = _flags(command)
     read = Words()
     remaining = list(words)
@@ -189,7 +189,7 @@ def _check_positionals(command: Command, values: list[str]) -> None:
 
 def _no_such_flag(command: Command, typed: str) -> str:
     """Return the message on a flag that does not exist, with the nearest one."""
-    # Flags of every verb, and arguments of none.
+    # Flags that every verb has, and that are no arguments of it.
     known = ["help", "help_all"]
     second: dict[str, str] = {}
     for argument in command.arguments:
@@ -198,6 +198,6 @@ def _no_such_flag(command: Command, typed: str) -> str:
         known.append(argument.name)
         second |= {letters(flag): argument.name for flag in argument.flags}
     hint = hint_on(typed, known, second, as_flags=True)
-    if not hint.startswith(";"):  # nothing tells yet what to do
+    if not hint.startswith(";"):  # no remedy was found
         hint += f"; `vitkit {command.verb} {HELP_ALL if command.common else '--help'}` lists all"
     return f"there is no flag {typed}{hint}"

@@ -39,7 +39,7 @@ def align(rows: Sequence[Sequence[str]], width: int | None = None) -> str:
     if width is None or _widest(table) <= width:
         return "".join(f"{line}\n" for line in table)
     rest = [f"  {line}" for line in _aligned([row[1:] for row in rows])]
-    if _widest(rest) > width:  # one long cell must not spread the columns of all rows
+    if _widest(rest) > width:  # one long cell must not widen the column in all rows
         rest = ["\n".join(_packed(row[1:], width)) for row in rows]
     return "".join(f"{row[0]}\n{line}\n" for row, line in zip(rows, rest, strict=True))
 

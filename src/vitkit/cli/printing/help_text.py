@@ -91,7 +91,7 @@ def _description(argument: Argument, *, brief: bool) -> str:
 
 
 def _value(default: object) -> str:
-    """Format a default value; nothing where it says nothing."""
+    """Format a default value; nothing if it is not informative."""
     if isinstance(default, tuple):
         return NO_BREAK.join(map(_value, default))
     if isinstance(default, float):

@@ -32,7 +32,7 @@ class PredictionTable:
         room = width - self._bar - NUMBER - 3 * len(GAP)
         name = max((cell_len(escape(name)) for name in names), default=room)
         label = max((cell_len(escape(label)) for label in classes), default=room)
-        # a short column leaves its room to the other one
+        # the other column gets the space that a short column leaves
         self._label = max(len("class"), min(label, max(room // 2, room - name)))
         self._name = max(len("image"), min(name, room - self._label))
 

@@ -54,7 +54,7 @@ def print_table(images: ImageList, classes: Iterable[str], *, goes_on: bool) -> 
     if width is None:
         yield partial(_print_line, goes_on=goes_on)
         return
-    # of more, the longest name is not looked for: the first row is to come at once
+    # for more images the longest name is not searched: the first row must appear at once
     few = images.total is not None and images.total <= NAMES_MEASURED
     table = PredictionTable([image.name for image in images] if few else (), classes, width)
     print_now(table.header(), goes_on=goes_on)
@@ -76,7 +76,7 @@ def print_json(*, goes_on: bool) -> Iterator[Write]:
 
     Names of files are exact: a byte that is not UTF-8 is a lone surrogate, as for `os.fsencode`.
     """
-    # a list is open until the last image, as entries are printed one by one
+    # the list is closed after the last image, as entries are printed one by one
     separator = "[\n  "
 
     def write(image: FoundImage, prediction: Prediction) -> None:

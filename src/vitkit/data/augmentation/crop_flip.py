@@ -1,7 +1,7 @@
 """Random crops, flips and shifts of uint8 images: functions of (seed, epoch, index, view).
 
-An image is cropped and flipped by itself, shifted with its whole batch, each by random numbers of
-its own. The same arguments give the same pixels in any process, in any order.
+Crops and flips are made per image, shifts per batch; each image has its own random numbers. The
+same arguments give the same pixels in any process, in any order.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def crop_box(
 
 
 def _middle(size: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Return the largest box in the middle of an image (H, W) whose aspect ratio is allowed."""
+    """Return the largest centre crop of an image (H, W) with an allowed aspect ratio."""
     height, width = size
     low, high = CROP_RATIOS
     box_width = min(width, max(1, round(height * high)))
@@ -121,7 +121,7 @@ def shift_batch(
 def _shift(
     pixels: PixelBatch, down: Int64[np.ndarray, "B"], across: Int64[np.ndarray, "B"]
 ) -> PixelBatch:
-    """Read each image from so many pixels further down and across; its edges are repeated."""
+    """Shift each image by its offsets in pixels, down and across; its edges are repeated."""
     batch, height, width, channels = pixels.shape
     # Vertically, the batch is one tall image: every row is copied from its clipped source row.
     rows = np.clip(down[:, None] + np.arange(height), 0, height - 1)
@@ -137,7 +137,7 @@ def _shift(
 
 
 def _shift_across(pixels: PixelBatch, offset: int) -> PixelBatch:
-    """Read all images from the same number of pixels further right, less than their width."""
+    """Shift all images by the same number of pixels across, less than their width."""
     width = pixels.shape[2]
     start = max(0, -offset)
     end = width - max(0, offset)

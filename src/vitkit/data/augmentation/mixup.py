@@ -1,6 +1,6 @@
 """Mixup and CutMix: two images of a batch in one, their labels in the same proportion.
 
-As in DeiT, one draw a batch: an image is mixed with the one at the same index from the other end.
+As in DeiT, one draw per batch: image i is mixed with image B - 1 - i.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The operations of RandAugment and other policies: kornia's functions, with one value an image.
+"""The operations of RandAugment and other policies: kornia's functions, with one value per image.
 
 Every function takes images (B, C, H, W) float in [0, 1], on any device, and a value for each (B,),
 and returns new images in [0, 1]; each result depends on its own image alone. Values have the
@@ -81,7 +81,7 @@ def invert(images: Images, _: OperationValues) -> Images:
 
 
 def solarize(images: Images, thresholds: OperationValues) -> Images:
-    """Invert the values at the threshold or above it; above 1 none is."""
+    """Invert the values at or above the threshold; a threshold above 1 inverts none."""
     from kornia.enhance import solarize
 
     return solarize(images, thresholds)
@@ -108,7 +108,7 @@ def equalize(images: Images, _: OperationValues) -> Images:
 
 
 def auto_contrast(images: Images, _: OperationValues) -> Images:
-    """Stretch every channel to [0, 1]; one of a single value stays as it is."""
+    """Stretch every channel to [0, 1]; a constant channel is unchanged."""
     low = images.amin((2, 3), keepdim=True)
     high = images.amax((2, 3), keepdim=True)
     return torch.where(high > low, (images - low) / (high - low), images)

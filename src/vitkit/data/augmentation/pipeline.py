@@ -288,7 +288,7 @@ class BatchTransform:
         """
         indices = batch.indices.numpy()
         key = augmentation_key(batch.epoch, batch.views.numpy())
-        # Bytes travel to the device, a quarter of the size of floats.
+        # uint8 is transferred to the device, a quarter of the size of float32.
         images = to_unit(batch.pixels.to(self.device, non_blocking=True), self.preprocess)
         for purpose, chosen in self._policies:
             names, values = chosen.draw(self.seed, key, indices, purpose)

@@ -60,7 +60,7 @@ class TrainingTransform:
             read_image(image), self.preprocess, seed, int(keys[0]), index
         )
         changed = self.augmentation.flip_and_shift(pixels[None], seed, keys, indices)
-        # The rest is what the run does with a whole batch, here with a batch of one image.
+        # The rest is done as for a whole batch, here a batch of one image.
         batch = Batch(
             torch.from_numpy(changed),
             torch.zeros(1, dtype=torch.int64),
@@ -68,7 +68,7 @@ class TrainingTransform:
             epoch,
             torch.from_numpy(views),
         )
-        # Built for each image: it holds no tensors, and its seed is that of the key.
+        # Built for each image: it holds no tensors, and its seed comes from the key.
         on_batch = BatchTransform(
             self.preprocess, torch.device("cpu"), self.augmentation, seed=seed
         )

@@ -68,7 +68,7 @@ def doubtful_classes(classes: Sequence[str]) -> Iterator[Finding]:
 
 
 def class_shifts(classes: Sequence[str], splits: Mapping[str, Split]) -> Iterator[Finding]:
-    """Find splits whose proportions of classes are far from those of the first, beyond chance."""
+    """Find splits whose class proportions differ significantly from the first split's."""
     counts_by_split = {}
     for name, split in splits.items():
         counts_by_split[name] = np.bincount(split.labels, minlength=len(classes)).astype(float)
@@ -86,7 +86,7 @@ def class_shifts(classes: Sequence[str], splits: Mapping[str, Split]) -> Iterato
 
 
 def _is_beyond_chance(one: Float64[np.ndarray, " K"], other: Float64[np.ndarray, " K"]) -> bool:
-    """Return True if two counts differ by more than draws from the same classes would.
+    """Return True if two class counts differ significantly (chi-squared test).
 
     Pearson's chi-squared is then more than five standard deviations above its mean.
     """

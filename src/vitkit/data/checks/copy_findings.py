@@ -64,7 +64,7 @@ def duplicates(images: ScannedImages) -> Iterator[Finding]:
             of_split = group[images.split[group] == number]
             if len(of_split) > 1:
                 groups.append(of_split)
-                extra += len(of_split) - 1  # all but one could go
+                extra += len(of_split) - 1  # all copies but one could be removed
         if groups:
             message = f"{plural(extra, 'duplicate')} in {split}"
             yield new_finding("duplicate", message, map(images.names_of, groups), extra, split)

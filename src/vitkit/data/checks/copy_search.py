@@ -74,7 +74,7 @@ def nearest_copies(
     best = np.full(len(few), NONE)
     if not len(few) or not len(many):
         return best
-    # A copy must be above this, that is at LEAST_CORRELATION or more.
+    # Only correlations above this value count, so a copy has LEAST_CORRELATION or more.
     scores = np.full(len(few), np.nextafter(np.float32(LEAST_CORRELATION), np.float32(0)))
     # The axes come from one side alone, so that both sides lie in the same grid.
     axes = _axes(many)

@@ -91,7 +91,7 @@ class ScannedImages:
             unreadable = [problem.index for problem in scans[name].problems]
             readable.append(np.setdiff1d(np.arange(len(split)), unreadable))
         counts = [*map(len, readable)]
-        # All splits lie one after the other; these are the places between them.
+        # All splits are concatenated; these are the offsets of the splits.
         self._edges = np.cumsum(counts)[:-1]
         self.indices = np.concatenate(readable)
         self.split = np.repeat(np.arange(len(counts), dtype=np.uint8), counts)

@@ -171,13 +171,13 @@ def _natural_key(name: str) -> tuple[list[tuple[int, int, str]], str]:
 
 
 def _plain(name: str) -> str:
-    """Return a class name without anything that two people may write in different ways."""
+    """Return a class name in a normal form, without differences of spelling such as case."""
     letters = []
     for letter in unicodedata.normalize("NFKC", name).casefold():
         is_invisible = unicodedata.category(letter) == "Cf"
         if not is_invisible and not letter.isspace() and letter not in "-_":
             letters.append(letter)
-    # Leading zeros go, those after a decimal point stay.
+    # Leading zeros are removed, except after a decimal point.
     return re.sub(r"(?<![0-9.])0+(?=[0-9])", "", "".join(letters)) or name
 
 

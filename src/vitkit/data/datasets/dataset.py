@@ -144,7 +144,7 @@ class FileSplit(Split):
             ImageError: the file is another one than when the data were opened.
         """
         path = self.paths.text(index)
-        # A run must see the bytes that its fingerprint is of, or it could not be repeated.
+        # A run must read the bytes that were fingerprinted, or it could not be repeated.
         stamp = single_file_stamp(path)
         expected = stamp if self.stamps is None else self.stamps[index]
         if NO_FILE not in (stamp, expected) and stamp != expected:
@@ -154,7 +154,7 @@ class FileSplit(Split):
     def examine(
         self, index: int, admit: AdmitPixels = admit_any
     ) -> tuple[UInt8[np.ndarray, "H W 3"], Iterable[FileProperty]]:
-        # Unlike `read`, without new attempts after a pause.
+        # Unlike `read`, without retries.
         return decode_with_properties(self.paths[index], admit=admit)
 
     def cache_keys(self) -> UInt64[np.ndarray, " N"]:
@@ -167,7 +167,7 @@ class FileSplit(Split):
         return ImageFiles(self.paths.texts(), self.root, self.lines)
 
     def subset(self, indices: Int[np.ndarray, " M"]) -> FileSplit:
-        # The stamps go along, so that a change between opening and cutting is noticed, too.
+        # The stamps are kept, so that a change between opening and splitting is noticed, too.
         lines, stamps = self.lines, self.stamps
         if lines is not None:
             lines = lines[indices]
@@ -321,7 +321,7 @@ class Dataset:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def difference(self, identity: str) -> str:
-        """Describe the difference to the dataset of an identity, for a message; "" for none."""
+        """Describe the difference from a dataset of this identity, for a message; "" if equal."""
         if identity == self.identity:
             return ""
         before = self.as_before
@@ -348,7 +348,7 @@ def dataset_fingerprint(
         classes: the class names, in order.
         parts: by split its labels (N,) and the SHA-256 of each image, in order.
     """
-    # JSON marks where a name ends, so ["ab", "c"] and ["a", "bc"] have other fingerprints.
+    # JSON marks where a name ends, so ["ab", "c"] and ["a", "bc"] have different fingerprints.
     total = hashlib.sha256(json.dumps([*classes]).encode())
     for part, (labels, digests) in sorted(parts.items()):
         total.update(json.dumps([part, len(labels)]).encode())

@@ -47,7 +47,7 @@ def file_digests(paths: Paths) -> UInt8[np.ndarray, "N 32"]:
 
 
 class _Hasher:
-    """Hashes files, with pauses and new attempts until one fails for good: then the disk is gone.
+    """Hashes files, with retries; after a permanent failure (the disk is gone) without.
 
     Args:
         paths: of the files.

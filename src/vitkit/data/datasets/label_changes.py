@@ -40,7 +40,7 @@ class LabelChange:
 
 @dataclass(frozen=True)
 class LabelChanges:
-    """The corrected labels of a list; none of its images occurs twice.
+    """The corrected labels of a list, in which each image occurs once.
 
     Attributes:
         name: of the file, for messages.
@@ -53,7 +53,7 @@ class LabelChanges:
     @property
     def digest(self) -> str:
         """SHA-256 (hex) of paths and new classes; the order of the lines does not matter."""
-        # Without the old classes: two lists that lead to the same labels are one.
+        # Without the old classes: two lists with the same result are equal.
         pairs = sorted([change.path, change.new] for change in self.changes)
         return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 

@@ -1,6 +1,6 @@
 """Decoded images on disk, so that each is decoded once for all runs.
 
-A cache holds the very pixels that `Split.read` gives, whole, uint8, one after the other in one file
+A cache holds exactly the pixels that `Split.read` gives, uint8, one image after another in one file
 that is mapped into memory: with a cache and without one, a run sees the same bytes. It belongs to
 the content of the dataset (its fingerprint), the version of our decoder and Pillow's. An image
 that cannot be decoded has no pixels in it and is read from its file again.
@@ -121,7 +121,7 @@ class PixelFile:
         shape = tuple(self.shapes[number].tolist())
         if 0 in shape:
             return None
-        # At the first read of each process: a mapping is not handed to a spawned worker.
+        # At the first read of each process: a spawned worker cannot inherit a mapping.
         if not self._mapped:
             with self.path.open("rb") as file:
                 self._mapped.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
@@ -136,7 +136,7 @@ class PixelFile:
 
 @dataclass(frozen=True, eq=False)
 class CachedSplit(WrappedSplit):
-    """Another split, its images read from a cache; those missing there are read as before."""
+    """A split whose images are read from a cache; missing ones are read from their files."""
 
     pixels: PixelFile
     numbers: Int64[np.ndarray, " N"]
@@ -170,7 +170,7 @@ class CachedSplit(WrappedSplit):
 
 
 def show_progress(done: int, total: int, size: int) -> None:
-    """Write one line on the terminal over and over; nothing where stderr is no terminal.
+    """Rewrite a progress line on stderr; nothing if stderr is not a terminal.
 
     Args:
         done: images done.
@@ -186,7 +186,7 @@ def show_progress(done: int, total: int, size: int) -> None:
 def _key(dataset: Dataset) -> str:
     """Return a hash of everything that the pixels depend on: images, their order, the decoder."""
     sizes = [(name, len(split)) for name, split in dataset.splits.items()]
-    # Another Pillow may decode a JPEG to other pixels.
+    # Another version of Pillow may decode a JPEG to different pixels.
     text = f"{DECODER} {PIL.__version__} {dataset.fingerprint} {sizes}"
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

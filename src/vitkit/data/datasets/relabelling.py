@@ -65,7 +65,7 @@ def _change_by_place(dataset: Dataset, changes: LabelChanges) -> dict[tuple[str,
             unknown.append(
                 f"line {change.line}: {dataset.name} has no image {escape(change.path)!r}"
             )
-        # a CSV may list an image several times
+        # a CSV may list an image more than once
         for place in places.get(change.path, ()):
             first = by_place.setdefault(place, change)
             if first.new != change.new:
@@ -89,7 +89,7 @@ def _places(dataset: Dataset, wanted: set[str]) -> dict[str, list[tuple[str, int
     rest = wanted - {*places}
     if not rest:
         return places
-    # predictions.csv has the names of messages, which also serve
+    # names as in predictions.csv are accepted, too
     for name, split in dataset.splits.items():
         for index in range(len(split)):
             if split.name(index) in rest:

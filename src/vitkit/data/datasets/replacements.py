@@ -49,7 +49,7 @@ class ReplacingSplit(WrappedSplit):
 
     def _replacement(self, index: int, read: Callable[[int], Image], error: ImageError) -> Image:
         same_class = np.flatnonzero(self.labels == self.labels[index])
-        # The class in the order of the split, beginning after the image and without it.
+        # Images of the class in the order of the split, starting after this image.
         following = np.roll(same_class, -1 - int(np.searchsorted(same_class, index)))[:-1]
         # Where the disk is gone every attempt fails slowly, and the run must not seem to hang.
         start = time.monotonic()

@@ -144,7 +144,7 @@ def summarise(
     """
     height, width, _ = pixels.shape
     traits = {*properties}
-    # Row by row: most images differ in the first one, and the rest is not compared.
+    # Row by row: most images differ in the first row, so the rest is not compared.
     if all((row == pixels[0, 0]).all() for row in pixels):
         traits.add("blank")
     bits = 0
@@ -164,10 +164,10 @@ def summarise(
 
 
 def _thumbnail(pixels: UInt8[np.ndarray, "H W C"]) -> UInt8[np.ndarray, "h w"]:
-    # The box filter has no fractional weights: an image and its half would fill other cells.
+    # Not the box filter: without fractional weights, an image and its half-size copy would differ.
     step = max(1, min(pixels.shape[:2]) // SAMPLED_SIDE)
     sampled = pixels[step // 2 :: step, step // 2 :: step]
-    # Not by `pil_image`, whose module imports torch: a check of a dataset does without.
+    # Not by `pil_image`, whose module imports torch: checking a dataset does not need torch.
     if sampled.shape[2] == 1:
         sampled = sampled[:, :, 0]
     image = Image.fromarray(sampled)
@@ -180,7 +180,7 @@ def _scan_group(
 ) -> list[tuple[int, RowOrProblem]]:
     results: list[tuple[int, RowOrProblem]] = []
     for index in map(int, indices):
-        with limit.admission() as admit:  # the pixels are held until they are summarised
+        with limit.admission() as admit:  # the memory is reserved until the pixels are summarised
             try:
                 result: RowOrProblem = summarise(*split.examine(index, admit))
             except ImageError as error:

@@ -119,7 +119,7 @@ class Split(ABC):
 
     @property
     def reads_single_files(self) -> bool:
-        """True if an image can become unreadable during a run while the others stay readable."""
+        """True if a single image can become unreadable during a run."""
         return False
 
     def examine(
@@ -206,7 +206,7 @@ class WrappedSplit(Split):
         self.split.prefetch(indices)
 
     def original(self) -> Split:
-        # What it wraps may be a wrapper, too.
+        # The wrapped split may be a wrapper, too.
         return self.split.original()
 
     def folder(self) -> Path | None:

@@ -60,11 +60,11 @@ def stratified_split(
         raise SettingError(f"fractions must be positive and sum to 1, got {list(fractions)}")
     if keys is None:
         keys = np.arange(len(labels), dtype=np.uint64)
-    # Sorted by class and by draw, the images that a part takes are the first ones of each class.
+    # Sorted by class and random draw, a part takes the first images of each class.
     draws = hash64(seed, keys)
     order = np.lexsort((draws, labels))
     parts: list[Int64[np.ndarray, " M"]] = []
-    # The last part is cut off first; its share is of the images that are still there.
+    # The last part is cut off first; its share refers to the remaining images.
     for last in range(len(fractions) - 1, 0, -1):
         share = fractions[last] / sum(fractions[: last + 1])
         groups = draws[order] if together else None

@@ -52,7 +52,7 @@ def array_as_rgb(image: np.ndarray, name: str) -> RGBPixels:
 
 
 def rgb_pixels(image: Image.Image, name: str) -> RGBPixels:
-    """Return the pixels of a loaded image, as they are stored, not yet turned.
+    """Return the pixels of a loaded image as stored, before EXIF rotation.
 
     Args:
         image: of any mode.
@@ -111,7 +111,7 @@ def _cmyk_to_rgb(image: Image.Image) -> Image.Image:
             screen = ImageCms.createProfile("sRGB")
             converted = ImageCms.profileToProfile(image, inks, screen, outputMode="RGB")
         except PILLOW_ERRORS:
-            converted = None  # not a profile, or not one of inks
+            converted = None  # not an ICC profile, or not for CMYK
         if converted is not None:
             return converted
     return image.convert("RGB")

@@ -171,7 +171,7 @@ def _open_and_decode(
         try:
             head = handle.read(HEAD_SIZE)
             format = identify(head)
-            # Only bytes of the six formats reach Pillow.
+            # Pillow gets files of the six formats only.
             if format is None:
                 raise ImageError(name, *describe(head))
             handle = file_in_memory(opened, head)
@@ -246,7 +246,7 @@ def _decode(
         if ImageFile.LOAD_TRUNCATED_IMAGES and ends_early(handle, format):
             # Other code has set Pillow to fill missing pixels with grey; here that is an error.
             raise ImageError(name, "truncated", f"the {format} file ends too early")
-        position = handle.tell()  # Pillow goes on reading from here
+        position = handle.tell()  # Pillow continues to read from here
         if format == "PNG":
             check_png_chunks(handle, name)
             scale_key_colour(image)
@@ -255,8 +255,8 @@ def _decode(
             check_tiff_coverage(image, name)
             pixels_at_once = max(pixels_at_once, _tile_pixels(image, name, most))
         handle.seek(position)
-        stored = str([tile.args for tile in image.tile[:1]])  # loading empties it
-        turned = format == "TIFF" and tiff_orientation(image) in UPRIGHT  # loading forgets it
+        stored = str([tile.args for tile in image.tile[:1]])  # cleared by load()
+        turned = format == "TIFF" and tiff_orientation(image) in UPRIGHT  # lost by load()
         admit(pixels_at_once)
         if format == "JPEG":
             decoded = _decode_jpeg(handle, image, frame, name, reduction)

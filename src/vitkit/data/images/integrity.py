@@ -1,4 +1,4 @@
-"""Truncated and incomplete image files, also those that Pillow decodes all the same.
+"""Truncated and incomplete image files, also those that Pillow decodes without an error.
 
 Pillow decodes a PNG without its chunks' checksums, and leaves rows black where the pixel data end
 properly but early; it decodes a TIFF whose strips do not cover the image. Both are refused here.
@@ -95,7 +95,7 @@ def check_jpeg_scans(handle: Stream, name: str) -> int:
             if scans > MOST_SCANS:
                 break
             if frame in SEQUENTIAL and head[2] == components:
-                return frame  # all is in this one scan, and decoders do not look for another
+                return frame  # this scan has all components, so decoders do not look for another
         position += 2 + int.from_bytes(head[:2])
     most = f"{MOST_SCANS} scans" if scans > MOST_SCANS else f"{MOST_MARKERS:,} markers"
     raise ImageError(
@@ -113,7 +113,7 @@ def check_png_chunk_count(handle: Stream, name: str) -> None:
     for _ in range(MOST_CHUNKS):
         handle.seek(position)
         head = handle.read(8)
-        # what is wrong with a chunk, `check_png_chunks` says
+        # `check_png_chunks` reports what is wrong with the chunk
         if len(head) < 8 or head[4:] == b"IEND":
             return
         position += len(head) + int.from_bytes(head[:4]) + PNG_CHECKSUM_SIZE
@@ -129,7 +129,7 @@ def check_png_chunks(handle: Stream, name: str) -> None:
         ImageError: "truncated" where the file ends before IEND, "damaged" at a wrong checksum.
     """
     for kind, blocks in _chunks(handle, name):
-        checksum = zlib.crc32(kind)  # of type and content, not of the length
+        checksum = zlib.crc32(kind)  # the checksum covers type and content, not the length
         for block in blocks:
             checksum = zlib.crc32(block, checksum)
         stored = handle.read(PNG_CHECKSUM_SIZE)
@@ -218,7 +218,7 @@ def is_cut_short(handle: Stream, format: str, error: BaseException) -> bool:
         return True
     try:
         return ends_early(handle, format)
-    except OSError:  # the disk fails, and that is what `error` reports already
+    except OSError:  # the disk fails, as `error` reports already
         return False
 
 
@@ -293,7 +293,7 @@ def _has_jpeg_end(handle: Stream) -> bool:
 def _has_png_end(handle: Stream) -> bool:
     try:
         for _, blocks in _chunks(handle, ""):
-            deque(blocks, maxlen=0)  # read and dropped
+            deque(blocks, maxlen=0)  # skipped
             handle.seek(PNG_CHECKSUM_SIZE, os.SEEK_CUR)
     except ImageError as error:
         return error.reason != "truncated"

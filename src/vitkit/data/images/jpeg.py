@@ -46,7 +46,7 @@ def set_reduction(image: ImageFile.ImageFile, reduction: int) -> None:
     """Let Pillow decode a JPEG that is not loaded yet smaller by 2, 4 or 8; 1 changes nothing."""
     if reduction == 1:
         return
-    # It takes the largest factor with which the image is not smaller than this.
+    # Pillow takes the largest factor that leaves the image at least this large.
     image.draft(None, (image.width // reduction, image.height // reduction))
 
 
@@ -85,7 +85,7 @@ def fast_decoder() -> Decoder | None:
     """
     try:
         decoder: Decoder = importlib.import_module("simplejpeg").decode_jpeg
-    except (ImportError, AttributeError, ValueError):  # not there, or built for another numpy
+    except (ImportError, AttributeError, ValueError):  # missing, or built for another numpy
         return None
     return decoder if agrees_with_pillow(decoder) else None
 

@@ -36,5 +36,5 @@ def exif_orientation(image: Image.Image) -> int:
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     except PILLOW_ERRORS:
-        return 1  # with corrupt EXIF data it is unknown how the image was held
+        return 1  # corrupt EXIF data: the orientation is unknown
     return orientation if isinstance(orientation, int) else 1

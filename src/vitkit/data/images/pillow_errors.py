@@ -39,7 +39,7 @@ PILLOW_ERRORS = (
 
 
 class PillowKeptQuiet:
-    """A context in which Pillow's own warnings and libtiff's error lines are not shown.
+    """A context manager that silences Pillow's warnings and libtiff's error lines.
 
     It is shared by all threads and ends when the last of them leaves it.
 

@@ -52,7 +52,7 @@ def as_pixels(image: Any, name: str) -> UInt8[np.ndarray, "H W C"]:
         ImageError: a file or a PIL image that cannot be used.
     """
     if isinstance(image, str | PathLike | bytes | Image.Image):
-        # A path names itself in messages; here its place in the dataset comes first.
+        # Messages name the position in the dataset before the path.
         try:
             return read_image(image, name)
         except ImageError as error:

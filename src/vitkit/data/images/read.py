@@ -39,7 +39,7 @@ def read_image(
             f"{name} is a {type(image).__name__}; pass an image: a path, bytes, a PIL image or a "
             "uint8 array"
         )
-    # Pixels that are in memory have no header that could be checked before.
+    # Pixels in memory have no header to check first.
     if isinstance(image, Image.Image | np.ndarray):
         return as_rgb(image, name)
     pixels, _ = decode_with_properties(

@@ -1,4 +1,4 @@
-"""Reading image files: opening, disks that fail for a moment, files that are replaced."""
+"""Reading image files: opening, transient disk errors, files that were replaced."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Result = TypeVar("Result")
 
 
 def patiently(read: Callable[[], Result]) -> Result:
-    """Read, and read again after a pause where the disk failed in a way that may pass.
+    """Read, and retry after a pause on transient disk errors.
 
     Raises:
         ImageError, OSError: those of `read`, at once or at the last attempt.
@@ -62,7 +62,7 @@ def patiently(read: Callable[[], Result]) -> Result:
 
 
 def file_stamps(paths: Iterable[str | os.PathLike[str]]) -> UInt64[np.ndarray, " N"]:
-    """Return a hash of each file's size and time of change (N,); `NO_FILE` if it cannot be seen."""
+    """Return a hash of each file's size and mtime (N,); `NO_FILE` if it does not exist."""
     facts = np.fromiter(map(_facts, paths), np.dtype((np.int64, 3)))
     return np.where(facts[:, 0] == 0, NO_FILE, hash64(facts[:, 1], facts[:, 2]))
 
@@ -74,7 +74,7 @@ def single_file_stamp(path: str | os.PathLike[str]) -> np.uint64:
 
 
 def may_pass(error: BaseException | None) -> bool:
-    """Return True if an error, or its cause, is of the disk and may be over in a moment."""
+    """Return True if an error, or its cause, is a transient disk error."""
     # Pillow and `decode` wrap the error of the disk in their own.
     while error is not None:
         if isinstance(error, OSError) and error.errno in PASSING_ERRORS:
@@ -121,7 +121,7 @@ class _FileContent(io.BytesIO):
     name: str
 
     def __repr__(self) -> str:
-        return f"<_io.BytesIO name={self.name!r}>"  # as a file's, which messages leave out
+        return f"<_io.BytesIO name={self.name!r}>"  # as for a file, which messages do not name
 
 
 def file_in_memory(

@@ -37,7 +37,7 @@ class Batch:
     failed: tuple[str, ...] = ()
 
     def images(self, preprocess: Preprocess, device: torch.device) -> Float[Tensor, "B C H W"]:
-        """Return the normalised images on `device`: bytes travel, floats are made there.
+        """Return the normalised images on `device`; uint8 is transferred and converted there.
 
         Args:
             preprocess: channels C, mean and std.

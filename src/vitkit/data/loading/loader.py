@@ -1,7 +1,7 @@
 """Batches of images in an order that is a pure function of (seed, epoch).
 
 A loader is indexed by steps, not by epochs: step s of a run always holds the same images, changed
-in the same way, with any number of worker processes and from whatever step the run goes on.
+in the same way, with any number of worker processes and after any resume.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class TrainingSteps(BatchSource):
     Attributes:
         augmentation: of the pixels, an `Augmentation`.
         cycle: with V > 0, every image has V variants and no more: epoch e has the random numbers
-            of epoch e mod V. The order is that of epoch e all the same.
+            of epoch e mod V. The order is still the order of epoch e.
         sizes: side of the images of each epoch, in pixels; the last one is that of later epochs,
             too. Without any, all are of the size of `preprocess`.
         transform: changes the decoded pixels of an image, (pixels, epoch and view, index, name) ->
@@ -123,7 +123,7 @@ class TrainingSteps(BatchSource):
     def indices(self, step: int) -> Int64[np.ndarray, "B"]:
         """Return the indices of the images of a step, over all processes."""
         order = self._order(step // self.steps_per_epoch)
-        # past its end, the order starts again
+        # after its end, the order starts again
         return order[self._positions(step) // self.repeats % len(order)]
 
     def contents(self, number: int) -> str:
@@ -140,7 +140,7 @@ class TrainingSteps(BatchSource):
         positions = self._positions(step)
         mine = slice(self.rank, None, self.world_size)
         views = positions % self.repeats
-        # In a cycle every image has V variants and no more, so repetitions make no new ones.
+        # With V cached views, an image has V variants only, so repetitions make no new ones.
         if not self.cycle:
             rounds, rows = np.divmod(positions // self.repeats, len(self.split))
             earlier = self._order.repeat_index(epoch)
@@ -343,7 +343,7 @@ def _close_all() -> None:
 
 
 class _ErrorsAsItems(TorchDataset[Any]):
-    """A source that returns our errors as items: torch would turn them into text on the way."""
+    """A source that returns errors as items, since torch would turn them into text."""
 
     def __init__(self, source: BatchSource) -> None:
         self.source = source

@@ -94,7 +94,7 @@ class EpochOrder:
 
         Worker processes do that; a thread of the main process would be alive when it forks.
         """
-        # Near the end of an epoch there may be no next shard; that of the next epoch waits.
+        # Near the end of an epoch there may be no next shard; the next epoch's is fetched later.
         if self._shards is not None and get_worker_info() is not None:
             self._split.prefetch(self(epoch)[position : position + AHEAD])
 
@@ -113,7 +113,7 @@ def balanced_order(
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     _, starts, counts = np.unique(labels[by_class], return_index=True, return_counts=True)
     share, rest = divmod(len(labels), len(counts))
-    # The rest goes to other classes in every epoch.
+    # The remainder goes to different classes in every epoch.
     quotas = share + ((np.arange(len(counts)) + epoch) % len(counts) < rest)
     position = np.arange(len(labels)) - np.repeat(np.cumsum(quotas) - quotas, quotas)
     # A quota larger than the class starts again with its first image.

@@ -78,7 +78,7 @@ def watched(
                 if reason is not None:
                     message = f"{reason}; the run waited for {contents(number)}"
                     raise LoaderError(message) from None
-                if timed_out:  # the batch is only late: wait on
+                if timed_out:  # the batch is only late: keep waiting
                     continue
                 raise
             watch.awaited = None
@@ -91,7 +91,7 @@ def watched(
         raise
     finally:
         watch.end()
-        del arriving  # a traceback would keep it with this frame
+        del arriving  # a traceback would keep the batch alive with this frame
 
 
 class _Watch(threading.Thread):

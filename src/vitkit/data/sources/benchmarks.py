@@ -98,7 +98,7 @@ def open_idx(name: str, folders: Sequence[Path]) -> Dataset:
     splits: dict[str, Split] = {}
     parts = {}
     for split, prefix in _IDX_PARTS.items():
-        # A split is two files that know nothing of each other: both are needed, and must fit.
+        # A split is two independent files: both are needed, with the same number of entries.
         images = read_idx(_require(folder, f"{prefix}-images", 3, name))
         labels = read_idx(_require(folder, f"{prefix}-labels", 1, name)).astype(np.int64)
         _check(images, labels, len(classes), folder / prefix)
@@ -116,7 +116,7 @@ def _first_with_images(folders: Sequence[Path]) -> Path | None:
 
 def _on_the_hub(name: str, folders: Sequence[Path]) -> Dataset:
     dataset = open_from_hub(IDX_ON_THE_HUB[name], name, folders, HOW_TO_GET[name])
-    # The Hub spells some names in another way; ours are taken, so that checkpoints fit both.
+    # The Hub spells some class names differently; vitkit's are used, so that checkpoints fit both.
     ours = IDX_CLASSES[name]
     if list(map(_letters, dataset.classes)) != list(map(_letters, ours)):
         raise DataError(

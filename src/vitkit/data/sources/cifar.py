@@ -83,7 +83,7 @@ def open_cifar(name: str, folders: Sequence[Path]) -> Dataset:
 
 
 def _open_here(name: str, folder: Path) -> Dataset | None:
-    """Open CIFAR from the layout that a folder has; None where it has none."""
+    """Open CIFAR from the layout found in a folder; None if there is none."""
     # The test file alone is not enough to choose a layout; if it is missing, that is an error.
     if all((folder / file).is_file() for file in BINARY[name]["train"]):
         parts = {split: _read_binary(name, folder, split) for split in COUNTS}
@@ -123,7 +123,7 @@ def _read_binary(name: str, folder: Path, split: str) -> LabelledImages:
         if not file.is_file():
             raise DataError(f"{file}: no such file; the binary version of {name} contains it")
         content = np.fromfile(file, np.uint8)
-        # A download that broke off hardly ever ends with a whole image.
+        # A truncated download hardly ever ends at the end of an image.
         if not len(content) or len(content) % record:
             raise DataError(
                 f"{file}: expected images of {record:,} bytes each, got {len(content):,} bytes; "

@@ -112,7 +112,7 @@ def read_rows(
     """
     where = escape(path)
     rows = _parse_rows(path, root, follow_links, needs_labels)
-    # Some missing files are bad images; without any, the paths begin at another folder.
+    # Some missing files are bad images; if all are missing, the paths are relative to another folder.
     if rows and not any(os.path.lexists(root / row.path) for row in rows):
         raise DataError(
             f"{where}: {len(rows):,} of {len(rows):,} paths do not exist below {escape(root)}; "
@@ -123,7 +123,7 @@ def read_rows(
 
 def _parse_rows(path: Path, root: Path, follow_links: bool, needs_labels: bool) -> list[ListRow]:
     where = escape(path)
-    # its links are followed once, not again for every row
+    # links are resolved once, not for every row
     real_root = None if follow_links else os.path.realpath(root)
     rows: list[ListRow] = []
     # rows often share one problem, such as a mistyped split
@@ -256,7 +256,7 @@ def _parse_row(
 
 def _inside(path: str, root: str) -> str | None:
     """Return the absolute path, by its text alone; None where that is not below the root."""
-    # By the text: a link may not turn `..` into a way out.
+    # Lexically: `..` behind a link must not lead out of the folder.
     whole = os.path.normpath(os.path.join(root, path))
     return whole if whole.startswith(root.rstrip("/") + "/") else None
 

@@ -91,7 +91,7 @@ class Listing:
 
 
 def list_folder(root: Path, follow_links: bool) -> Listing:
-    """Walk `root`, every folder once for each way to it; loops end where they close.
+    """Walk `root`, every folder once for each path to it; loops of links are cut.
 
     Args:
         root: the folder.
@@ -189,7 +189,7 @@ def _trained_on(config: Path) -> str:
         lines = config.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return ""
-    # not parsed: a damaged config.yaml is one of a run, too
+    # not parsed: a run may have a damaged config.yaml
     for line in lines:
         name, _, value = line.partition(": ")
         if name == "data" and value.strip():

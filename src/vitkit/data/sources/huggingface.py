@@ -104,7 +104,7 @@ def open_from_hub(address: str, name: str, folders: Sequence[Path], how_to_get: 
         return open_hub(address)
     except (MissingExtraError, DataError) as error:
         searched = ", ".join(map(str, folders))
-        # first what mends it, as a reader may stop there
+        # the remedy first, as a reader may stop there
         if isinstance(error, MissingExtraError):
             how_to_get = f"pip install 'vitkit[hub]' lets vitkit download it; or {how_to_get}"
         raise DataError(
@@ -180,13 +180,13 @@ def _open_snapshot(
 
 
 def _is_reachable() -> bool:
-    """Return True if the Hub answers in `HUB_PATIENCE`; `datasets` would try for half a minute."""
+    """Return True if the Hub answers within `HUB_PATIENCE`; `datasets` would retry for half a minute."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
         return False
     answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
-    # In a thread of its own: resolving a host's name takes no time limit.
+    # In a separate thread: resolving a host name has no time limit.
     ask = threading.Thread(target=lambda: answers.put(_answers(constants.ENDPOINT)), daemon=True)
     ask.start()
     try:
@@ -199,7 +199,7 @@ def _answers(address: str) -> bool:
     try:
         connections(address).request("HEAD", address, timeout=HUB_PATIENCE, retries=False)
     except SSLError:
-        # A certificate that Python does not know is an answer; the Hub's library has its own.
+        # A certificate error is an answer, too: the Hub's library has its own certificates.
         return True
     except (HTTPError, ValueError):
         return False

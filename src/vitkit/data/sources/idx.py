@@ -66,7 +66,7 @@ def write_idx(path: str | os.PathLike[str], array: np.ndarray) -> None:
     header = struct.pack(f">HBB{array.ndim}I", 0, UINT8, array.ndim, *array.shape)
     content = header + array.tobytes()
     if str(path).endswith(".gz"):
-        # No time in the header, or two writings would differ; zlib's own level 9.
+        # No time in the header, so that files are reproducible; zlib's level 9.
         content = gzip.compress(content, compresslevel=9, mtime=0)
     Path(path).write_bytes(content)
 

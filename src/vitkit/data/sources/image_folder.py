@@ -186,7 +186,7 @@ def _open_flat(root: Path, listing: Listing, notes: list[str]) -> Dataset:
     refuse_look_alikes(classes, escape(root))
     _refuse_too_few(root, (), classes, by_class)
     counts = _count_images(by_class)
-    notes += notes_on_classes("train", classes, counts)  # in the words of the check's finding
+    notes += notes_on_classes("train", classes, counts)  # with the same wording as in the check
     notes += _notes_on_stray(len(path) == 1 for path in listing.paths())
     whole = _file_split(root, by_class, classes)
     digests = [*map(bytes, file_digests(whole.paths))]

@@ -123,7 +123,7 @@ class RemoteShard:
                     f"{self.address}: changed since it was indexed, so the run would not be the "
                     "same; restore the old file, or start afresh"
                 )
-            # On the disk before it has its name: a machine that stops leaves no damaged shard.
+            # Synced before it is renamed: after a crash there is no damaged shard.
             os.fsync(file.fileno())
             part.finish(self.path)
             _delete_oldest(self.path.parent)
@@ -233,14 +233,14 @@ def _data_error(address: str, error: WebError, *, kept: bool) -> DataError:
 
 def _delete_oldest(folder: Path) -> None:
     """Delete the shards that were fetched longest ago, until the rest is within the limit."""
-    # By time of change, which is the time of fetching: reading does not change a file.
+    # By mtime, which is the time of the download: reading does not change it.
     shards = []
     for path in folder.glob("*.tar"):
         with contextlib.suppress(FileNotFoundError):  # another process deletes some, too
             status = path.stat()
             shards.append((status.st_mtime_ns, status.st_size, path))
     excess = sum(size for _, size, _ in shards) - cache_limit()
-    # An open file stays readable after this, so no reader has to be waited for.
+    # An open file stays readable after its deletion, so there is no need to wait for readers.
     for _, size, path in sorted(shards)[:-NEVER_DELETED]:
         if excess <= 0:
             return

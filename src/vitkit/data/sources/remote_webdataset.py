@@ -1,7 +1,6 @@
 """WebDataset shards on a web server: `wds:https://host/train-{000000..000009}.tar`.
 
-Every shard is fetched and indexed once, before the first step, and its images are decoded in
-passing. From then on the dataset is one like any other: counts, labels, class names and fingerprint
+Every shard is fetched and indexed once, before the first step; its images are decoded then. From then on the dataset is one like any other: counts, labels, class names and fingerprint
 are known, bad images are named, and an image is read by its offset. The index stays; of the shards
 themselves only as many bytes as `remote_shards.cache_limit`.
 
@@ -80,7 +79,7 @@ def open_remote_webdataset(address: str, *, ignore_extra_classes: bool = False) 
     pattern = address.removeprefix(WEBDATASET_PREFIX)
     where = escape(address)
     addresses = _addresses(pattern)
-    # A query, such as a signature, is no part of the dataset's name.
+    # A query, such as a signature, is not part of the dataset's name.
     folder, _, files = pattern.partition("?")[0].rpartition("/")
     name = f"{escape(folder.partition('://')[2])}/{name_of(files)}".rstrip("/")
     indexed = _index_all(addresses, name)
@@ -200,7 +199,7 @@ def _checked(shard: RemoteShard, index: Index) -> RemoteShard:
 
 def _part(indexed: Sequence[Indexed]) -> NamedImages:
     shards, indexes = zip(*indexed, strict=True)
-    # (N, 32): an image is known by its content while its shard is not here
+    # (N, 32): the digests identify images while their shard is not on disk
     digests = np.concatenate([index.arrays["digests"] for index in indexes])
     return part_of(indexes, partial(RemoteTarStore, shards, digests))
 

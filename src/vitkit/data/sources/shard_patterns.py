@@ -48,7 +48,7 @@ def find_shards(pattern: str) -> list[Path]:
 
 
 def _about_missing(missing: Sequence[Path], total: int) -> str:
-    """Return the message about shards that are not there, `total` having been named."""
+    """Return the message about missing shards, out of `total` named ones."""
     first = escape(missing[0])
     if missing[0].is_dir():
         return f"{first} is a folder; name the shards in it, such as wds:{first}/*.tar"

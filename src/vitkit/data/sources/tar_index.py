@@ -1,6 +1,6 @@
 """An index of a tar file, read from its headers; nothing is ever extracted.
 
-`tarfile.TarInfo` decodes each block that is a header. The step from one header to the next is taken
+`tarfile.TarInfo` decodes each block that is a header. Finding the next header is done
 here: `tarfile.TarFile` ignores damaged records of long names, believes negative sizes, and takes a
 damaged header for the end of the tar, so that samples would be lost silently. Links, folders,
 devices and sparse files are counted and ignored. After the block of zeros that ends the tar there
@@ -177,7 +177,7 @@ def _read_extension(file: BinaryIO, start: int, header: tarfile.TarInfo) -> dict
     else:
         records = _pax_records(content)
         is_whole = "\0" not in records.get("path", "")
-    # the header's own name is cut, and would lose its ending
+    # the name in the header is truncated, without its extension
     if not is_whole:
         raise tarfile.HeaderError("a name that is empty or contains a zero byte")
     return records

@@ -61,7 +61,7 @@ def open_webdataset(address: str, *, ignore_extra_classes: bool = False) -> Data
     parts = {}
     for split, chosen in files_by_split([shard.name for shard in shards], where).items():
         paths = tuple(shards[i] for i in chosen)
-        # Stamped now: a shard that is replaced during the run is refused, not misread.
+        # Size and mtime are recorded now: a shard replaced during the run is refused, not misread.
         store = partial(TarStore, paths, tuple(map(file_stamp, paths)))
         parts[split] = part_of([indexes[i] for i in chosen], store)
     return assemble(
@@ -135,13 +135,13 @@ class TarStore(Store):
         offset, size = self.places[number].tolist()
         shard = int(self.shard[number])
         try:
-            # Opened for each image: that takes microseconds, and nothing has to be shared.
+            # Opened for each image: it takes microseconds, and no file is shared between threads.
             with self.paths[shard].open("rb", buffering=0) as file:
                 if file_stamp(file.fileno()) != self.stamps[shard]:
                     raise ImageError(
                         self.name(number), "missing", "the shard was changed after it was opened"
                     )
-                # No seek: nothing but the file's own content decides what is read.
+                # No seek: only the file's content decides what is read.
                 content = os.pread(file.fileno(), size, offset)
         except OSError as error:
             raise ImageError(self.name(number), "missing", str(error.strerror)) from error
@@ -151,7 +151,7 @@ class TarStore(Store):
 
 
 def part_of(indexes: Sequence[Index], store: Callable[..., Store]) -> NamedImages:
-    """Return the images of some shards.
+    """Return the images of these shards.
 
     Args:
         indexes: of the shards, in order.
@@ -182,7 +182,7 @@ def ignored_members(indexes: Sequence[Index]) -> list[str]:
         for line in index.texts["passed over"]:
             count, _, kind = line.partition(" ")
             totals[kind] += int(count.replace(",", ""))
-    del totals["folders"]  # every tar of a folder has some
+    del totals["folders"]  # every tar of a folder has folder entries
     if not totals:
         return []
     listed = ", ".join(f"{count:,} {kind}" for kind, count in totals.items())
@@ -190,14 +190,14 @@ def ignored_members(indexes: Sequence[Index]) -> list[str]:
 
 
 def _is_part_of_sample(member: Member) -> bool:
-    """Return True if a member has an ending and is no program's own file."""
+    """Return True if a member has an ending and is not a hidden file."""
     name = member.name.rpartition("/")[2]
     return "." in name and not is_hidden(name)
 
 
 def _key(member: Member) -> str:
     """Return the sample's name: all before the first dot of the file's own name."""
-    # Dots in the names of folders belong to the sample's name, those of the file do not.
+    # The sample's name includes dots of folder names, but ends at the first dot of the file name.
     folder, slash, name = member.name.rpartition("/")
     return folder + slash + name.partition(".")[0]
 
@@ -224,7 +224,7 @@ def _image_and_label(where: str, key: str, group: Sequence[Member]) -> tuple[Mem
 
 def _label(group: Sequence[Member]) -> Member | None:
     """Return the first member with the first of `LABELS` that occurs."""
-    # The order of the endings counts, not that of the members in the file.
+    # The order of the endings decides, not the order of the members.
     for ending in LABELS:
         for member in group:
             if _ending(member) == ending:

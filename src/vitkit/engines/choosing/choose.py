@@ -58,7 +58,7 @@ def choose_engine(
     device: torch.device,
     image_size: tuple[int, int] | None = None,
 ) -> Engine:
-    """Return a model's engine, as the options name it or as trials advise.
+    """Return a model's engine: the one that the options name, or the fastest in trials.
 
     On a GPU, and for work that takes less time than trials, `auto` is torch. Otherwise each
     installed engine is tried in a child process, once: the results are kept in the user's cache.
@@ -123,7 +123,7 @@ def _images_expected(options: EngineOptions) -> int:
 
 
 def _usual(request: EngineRequest, options: EngineOptions, why: str) -> Engine:
-    """Return torch without trials, and say so where the precision was to be chosen."""
+    """Return torch without trials; report it if the precision is `auto`."""
     precision = options.precision
     if precision == "auto":
         precision = "float32"
@@ -141,7 +141,7 @@ def _untried(
     options: EngineOptions,
     why: str,
 ) -> Engine:
-    """Return torch where no trial can be made; else build the engine and compare its logits here.
+    """Return torch if no trial is possible; else build the engine and compare its logits here.
 
     Raises:
         SettingError: an engine that is asked for, and whose logits are wrong.

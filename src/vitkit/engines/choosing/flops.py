@@ -1,4 +1,4 @@
-"""Operations of a forward pass, roughly, to expect how long work takes."""
+"""Approximate operations of a forward pass, to estimate the time of work."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def make_trials(
     assert folder is not None, "trials are kept in a folder"
     if samples is None:
         samples = samples_for(request)
-    # not in /tmp, which may be another disk: one folder less that must be written
+    # beside the results, not in /tmp: only one folder must be writable
     with tempfile.TemporaryDirectory(dir=folder, prefix=".") as name:
         inputs = Path(name)
         # a file has a transform, which a trial does not use

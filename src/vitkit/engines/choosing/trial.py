@@ -1,4 +1,4 @@
-"""A trial of one engine on one model, in a process of its own: is it right, and how fast is it?"""
+"""A trial of one engine on one model in a child process: agreement of logits, and speed."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def run_trial(
     tensors = load_file(Path(inputs) / TENSORS_FILE)
     images, expected = tensors["images"], tensors["logits"]
     with torch.inference_mode():
-        model(images)  # torch's own start is not counted: every process has made it
+        model(images)  # importing torch is not counted: every process has done it
         build = partial(
             build_engine,
             name,
@@ -109,7 +109,7 @@ def run_trial(
             merge=int(merge),
             calibration=tensors.get("calibration"),
         )
-        engine = build()  # converts, which is made once for a model
+        engine = build()  # includes the conversion, done once per model
         parts = images.split(TRIAL_BATCH)
         agreement = compare_logits(torch.cat([engine(part) for part in parts]), expected)
         if model.spec.num_classes == 0:  # features have no class

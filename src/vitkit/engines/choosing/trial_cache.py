@@ -90,7 +90,7 @@ def model_folder(request: EngineRequest) -> Path:
 
 @contextlib.contextmanager
 def one_at_a_time(folder: Path, report: Callable[[str], object]) -> Iterator[None]:
-    """Let one process after the other make trials of a model: together they would slow each other.
+    """Let only one process at a time try a model: concurrent trials would slow each other down.
 
     The operating system releases the lock when the process ends, however it ends.
 
@@ -132,7 +132,7 @@ def read_trials(folder: Path, threads: int) -> list[Trial]:
 
 
 def _holds(trial: Trial) -> bool:
-    """Return False for a failure that is to be tried again."""
+    """Return False for a failure that should be retried."""
     if trial.usable or trial.reason.startswith(LASTING):
         return True
     return 0 <= time.time() - trial.made < FORGOTTEN_SECONDS
@@ -151,7 +151,7 @@ def _path(folder: Path, threads: int) -> Path:
 
 
 def prune(folder: Path, most_bytes: int = MOST_BYTES) -> None:
-    """Delete the models of `folder` that were used longest ago, until the rest is small enough.
+    """Delete the least recently used models of `folder`, until the rest is small enough.
 
     The newest always stays.
 

@@ -48,7 +48,7 @@ def is_hub_dataset(data: object) -> bool:
     features: Any = getattr(data, "features", None)
     if not hasattr(features, "arrow_schema") or not hasattr(data, "cast_column"):
         return False
-    # A stream of the same library has features, too, but no rows by their number.
+    # An `IterableDataset` has features, too, but no rows by index.
     if not isinstance(data, MapStyle):
         return False
     # A transform of the user's own may change the images: those are read item by item.

@@ -58,7 +58,7 @@ class ItemSplit(Split):
         with ONE_AT_A_TIME:
             image, _ = image_and_label(self.items, number, name)
         pixels = as_pixels(image, name)
-        # A run must see the images that its fingerprint is of, or it could not be repeated.
+        # A run must read the images that were fingerprinted, or it could not be repeated.
         if pixels_digest(pixels) != self.digests[number].tobytes():
             raise DataError(
                 f"{name} is another image than when the data were opened; leave random changes "
@@ -106,7 +106,7 @@ def read_items(items: MapStyle, origin: str) -> tuple[ItemSplit, list[Label], li
         for index in range(count):
             name = f"{origin}[{index}]"
             image, label = image_and_label(items, index, name)
-            # Images of mixed kinds are a mistake: of two conventions one would be misread.
+            # Mixed kinds of images are a mistake: one of the two conventions would be misread.
             kind = kind_of(image)
             first_kind = first_kind or kind
             if kind != first_kind:

@@ -99,7 +99,7 @@ def read_object(data: object, classes: Sequence[str] = ()) -> ObjectData:
         DataError: an object of another kind; items that cannot be used, by index; or classes that
             are no list of different names.
     """
-    # Text has letters, which would be taken for the names of classes.
+    # A string is a sequence, too: its letters would be taken for class names.
     if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
         raise DataError(f"classes = {classes!r}: expected a list of names such as ['cat', 'dog']")
     notes: list[str] = []
@@ -133,7 +133,7 @@ def _splits(data: Mapping[Any, Any], notes: list[str]) -> dict[str, ObjectPart]:
         if isinstance(value, Mapping):
             raise DataError(f"the split {key!r} is a dict; expected {ACCEPTED}")
         origin = f"{_name(value)}/{split}"
-        # a benchmark keeps the labels of its test images to itself; the other splits are complete
+        # benchmarks may publish test images without labels; the other splits are complete
         may_lack = split == "test" and len(data) > 1 and is_hub_dataset(value)
         if may_lack and is_unlabelled(value, origin):
             notes.append("test has no labels and is left out")
@@ -174,7 +174,7 @@ def _part(data: Any, origin: str) -> ObjectPart:
 
 def _classes_of(data: object) -> tuple[str, ...]:
     """Return the class names that a dataset has as `classes`, as torchvision's do; or none."""
-    # of a subset, as `random_split` makes it, those of the whole
+    # for a `Subset`, as of `random_split`, the classes of the whole dataset
     while not hasattr(data, "classes") and hasattr(data, "dataset"):
         data = data.dataset
     own = getattr(data, "classes", ())
@@ -183,7 +183,7 @@ def _classes_of(data: object) -> tuple[str, ...]:
 
 
 def _refuse_other_kinds(data: object) -> None:
-    """Raise `DataError` for what has no items in an order: streams, loaders, bare arrays."""
+    """Raise `DataError` for objects without indexed items: streams, loaders, bare arrays."""
     # By their attributes: neither torch nor pandas is imported for this.
     kind = type(data).__name__
     if hasattr(data, "batch_sampler") and hasattr(data, "dataset"):

@@ -51,7 +51,7 @@ def find_columns(schema: pa.Schema, where: str) -> Columns:
             images.append(column.name)
         if feature == "ClassLabel":
             labels.append(column.name)
-    # Other tables than those of `datasets` have no ClassLabel: there the name decides.
+    # Only tables of `datasets` have a ClassLabel; in others the column name decides.
     if not labels:
         labels = [f.name for f in schema if f.name in LABEL_NAMES and _holds_labels(f.type)]
     shown = ", ".join(f"{escape(f.name)}: {str(f.type)[:TYPE_SHOWN]}" for f in schema)
@@ -130,7 +130,7 @@ def _choose(candidates: Sequence[str], usual: Sequence[str], expected: str, show
     """
     if len(candidates) == 1:
         return candidates[0]
-    # Of several the usual name decides, in the order of the list, not of the table.
+    # Of several columns, the first name in this list wins, not the first in the table.
     for name in usual:
         if name in candidates:
             return name

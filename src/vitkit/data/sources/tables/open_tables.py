@@ -67,7 +67,7 @@ def open_tables(
     size = 0
     for split, group in files.items():
         indexes = [cached_index(file, f"{kind} {columns} {roots}", indexer) for file in group]
-        # Bytes of all images, uncompressed: above the cache, reading in random order is slow.
+        # Uncompressed bytes of all images: if they exceed the cache, random access is slow.
         for index in indexes:
             size += int(index.arrays["groups"][:, 1].sum())
         # Competitions publish their test images without labels, as None or -1.
@@ -110,7 +110,7 @@ class _Indexer:
             images = table.column(self.columns.image)
             sizes.append((len(images), images.nbytes))
             for scalar in images:
-                # A missing image has the digest of no bytes, and is found when it is decoded.
+                # A missing image gets the digest of zero bytes, and is reported when it is decoded.
                 content = image_bytes(scalar.as_py(), self.roots) or b""
                 digests.append(hashlib.sha256(content).digest())
         arrays: dict[str, np.ndarray] = {

@@ -22,7 +22,7 @@ def parquet_files(folder: Path) -> list[Path]:
     """
     try:
         for path in folder.iterdir():
-            # Another folder holds images: the tables are lists beside them.
+            # The folder also holds images: the tables are lists of them.
             if path.is_dir() and path.name != DATA_FOLDER and not is_hidden(path.name):
                 return []
         for parent in (folder, folder / DATA_FOLDER):
@@ -31,7 +31,7 @@ def parquet_files(folder: Path) -> list[Path]:
             ]
             if tables:
                 return sorted(filter(Path.is_file, tables))
-    except OSError:  # the folder cannot be listed: whoever opens it names the reason
+    except OSError:  # the folder cannot be listed: the error is raised when it is opened
         return []
     return []
 

@@ -65,7 +65,7 @@ class _ParquetGroups(RowGroups):
         self._path = path
         self._errors = (pa.ArrowException, OSError)
         try:
-            # Threads of a library would not live on in a forked worker.
+            # Threads of a library do not survive a fork into a worker.
             self._file: ParquetFile = ParquetFile(path, pre_buffer=False)
             self.schema: pa.Schema = self._file.schema_arrow
         except self._errors as error:
@@ -117,7 +117,7 @@ def image_bytes(value: object, roots: Sequence[Path]) -> bytes | None:
     if isinstance(row.get("bytes"), bytes):
         return bytes(row["bytes"])
     path = row.get("path")
-    # A path comes with the table: it may lead nowhere but to the caches of `datasets`.
+    # The path is untrusted: only files in the caches of `datasets` are read.
     if isinstance(path, str) and any(_is_file_below(Path(path), root) for root in roots):
         try:
             return Path(path).read_bytes()
@@ -163,12 +163,14 @@ class TableStore(Store):
     def encoded(self, number: int) -> bytes:
         group = int(np.searchsorted(self.starts, number, "right")) - 1
         try:
-            # Threads share the cache: a group is read once, while the others wait for it.
+            # Threads share the cache: one reads a group while the others wait for it.
             with self._cache.lock:
                 column = self._cache.get(group)
                 if column is None:
                     column = self._read(group, number)
-                    is_mapped = self.kind == "arrow"  # the system's memory, not ours
+                    is_mapped = (
+                        self.kind == "arrow"
+                    )  # memory-mapped: page cache, not process memory
                     self._cache.add(group, column, 0 if is_mapped else column.nbytes)
             content = image_bytes(column[int(number - self.starts[group])].as_py(), self.roots)
         except (DataError, OSError) as error:
@@ -188,7 +190,7 @@ class TableStore(Store):
 
 
 class _GroupCache:
-    """The row groups that were read last; empty again in a process it is sent to."""
+    """An LRU cache of row groups; it is empty again after pickling."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -196,17 +198,17 @@ class _GroupCache:
         self._sizes: dict[int, int] = {}
 
     def __reduce__(self) -> tuple[type[_GroupCache], tuple[()]]:
-        # Neither a lock nor megabytes of images go to another process.
+        # The lock and the cached images are not pickled.
         return (_GroupCache, ())
 
     def get(self, group: int) -> pa.ChunkedArray | None:
-        """Return a group that is in memory, from now on the one used last."""
+        """Return a group that is in memory, and mark it as most recently used."""
         if group in self._columns:
             self._columns.move_to_end(group)
         return self._columns.get(group)
 
     def add(self, group: int, column: pa.ChunkedArray, size: int) -> None:
-        """Keep a group of `size` bytes and drop those used longest ago, if they are too many."""
+        """Keep a group of `size` bytes; drop the least recently used ones beyond the limit."""
         self._columns[group] = column
         self._sizes[group] = size
         # The newest group stays, even if it alone is above the limit.
