@@ -112,7 +112,7 @@ def read_rows(
     """
     where = escape(path)
     rows = _parse_rows(path, root, follow_links, needs_labels)
-    # Some missing files are bad images; if all are missing, the paths are relative to another folder.
+    # Some missing files are bad images; if all are missing, the root folder is wrong.
     if rows and not any(os.path.lexists(root / row.path) for row in rows):
         raise DataError(
             f"{where}: {len(rows):,} of {len(rows):,} paths do not exist below {escape(root)}; "

@@ -180,7 +180,7 @@ def _open_snapshot(
 
 
 def _is_reachable() -> bool:
-    """Return True if the Hub answers within `HUB_PATIENCE`; `datasets` would retry for half a minute."""
+    """Return True if the Hub answers within `HUB_PATIENCE`; `datasets` would retry for 30 s."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:

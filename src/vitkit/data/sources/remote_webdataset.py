@@ -1,8 +1,9 @@
 """WebDataset shards on a web server: `wds:https://host/train-{000000..000009}.tar`.
 
-Every shard is fetched and indexed once, before the first step; its images are decoded then. From then on the dataset is one like any other: counts, labels, class names and fingerprint
-are known, bad images are named, and an image is read by its offset. The index stays; of the shards
-themselves only as many bytes as `remote_shards.cache_limit`.
+Every shard is fetched and indexed once, before the first step; its images are decoded then. After
+that the dataset is like any other: counts, labels, class names and fingerprint are known, bad
+images are named, and an image is read by its offset. The index is kept; of the shards themselves
+only as many bytes as `remote_shards.cache_limit`.
 
 A pass over all shards before the start is the price of one epoch's traffic. Lists of counts that
 some publishers put beside their shards would spare it, but they have neither labels nor broken

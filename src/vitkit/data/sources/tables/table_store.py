@@ -168,9 +168,7 @@ class TableStore(Store):
                 column = self._cache.get(group)
                 if column is None:
                     column = self._read(group, number)
-                    is_mapped = (
-                        self.kind == "arrow"
-                    )  # memory-mapped: page cache, not process memory
+                    is_mapped = self.kind == "arrow"  # memory-mapped, so not process memory
                     self._cache.add(group, column, 0 if is_mapped else column.nbytes)
             content = image_bytes(column[int(number - self.starts[group])].as_py(), self.roots)
         except (DataError, OSError) as error:
