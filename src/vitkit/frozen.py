@@ -24,7 +24,7 @@ Instance = TypeVar("Instance")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def frozen(*, raises: type[UserError]) -> Callable[[type[Instance]], type[Instance]]:
-    """Decorate a class: keyword-only, frozen, validated; every mistake raises `raises`."""
+    """Decorate a class: keyword-only, frozen, validated; invalid values raise `raises`."""
 
     def decorate(cls: type[Instance]) -> type[Instance]:
         # unknown fields and non-finite numbers are mistakes
@@ -99,7 +99,7 @@ class Described:
 
 
 def _object(values: object, cls: type[Any]) -> Mapping[str, Any]:
-    """Check that values are fields of the class, before pydantic keeps an error for each other."""
+    """Check that all keys are fields of the class, before pydantic collects an error for each."""
     if not isinstance(values, Mapping):
         raise SpecError(f"expected an object of fields, not {type(values).__name__}")
     known = field_names(cls)
@@ -148,13 +148,13 @@ BOUNDS = ("greater_than_equal", "greater_than", "less_than_equal", "less_than")
 
 
 def _range(cls: type[Any], name: str) -> str | None:
-    """Describe the range of a field, or return None if it does not end at 1 or below."""
+    """Describe the range of a field, or return None unless its upper end is 1 or below."""
     bounds: dict[str, float] = {}
     for fact in cls.__pydantic_fields__[name].metadata:
         for kind in ("ge", "gt", "le", "lt"):
             if hasattr(fact, kind):
                 bounds[kind] = getattr(fact, kind)
-    # larger limits are only guards, which tell a user nothing
+    # larger limits are only guards, of no interest to a user
     if max(bounds.values(), default=0) > 1:
         return None
     if bounds.keys() == {"ge", "le"}:

@@ -225,7 +225,7 @@ def on_meta(module: nn.Module) -> nn.Module:
 
 
 def _folded(rows: Sequence[LayerRow]) -> list[tuple[LayerRow, int]]:
-    """Return the rows with how many equal neighbours each stands for; theirs are left out."""
+    """Return the rows, runs of equal blocks merged into one row with their number."""
     folded: list[tuple[LayerRow, int]] = []
     start = 0
     while start < len(rows):
@@ -250,7 +250,7 @@ def _end(rows: Sequence[LayerRow], start: int) -> int:
 
 
 def _without_prefix(rows: Sequence[LayerRow]) -> list[LayerRow]:
-    """Return the rows of a module with names that do not say where it is."""
+    """Return the rows of a module, with names relative to it."""
     return [replace(row, name=row.name.removeprefix(rows[0].name)) for row in rows]
 
 

@@ -1,4 +1,4 @@
-"""Words for messages: numbers, quoted lists, escaped names, and hints for what was mistyped."""
+"""Text for messages: numbers, quoted lists, escaped names, and hints for typing errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def plural(number: int, noun: str) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share of 1, such as a probability, in per cent.
+    """Return a fraction, such as a probability, in per cent.
 
     >>> percent(0.9731), percent(1.0)
     ('97.3 %', '100.0 %')

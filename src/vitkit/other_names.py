@@ -1,4 +1,4 @@
-"""Names of teaching notebooks and other libraries, and what they are called in vitkit."""
+"""Names used by teaching notebooks and other libraries, with their names in vitkit."""
 
 from __future__ import annotations
 
@@ -347,7 +347,7 @@ def _pooling_fields(
     elif pooling == "mean_all" and not include_prefix:
         pooling = "mean"
     decided = {"pooling": pooling}
-    # A model that departs from the rule states fc_norm, and keeps it.
+    # A model that does not follow the rule states fc_norm, which is kept.
     follows_rule = base["norm_before_pool"] != base["pooling"].startswith("mean")
     if "global_pool" in theirs and "norm_before_pool" not in fields and follows_rule:
         decided["norm_before_pool"] = not pooling.startswith("mean")

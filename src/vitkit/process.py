@@ -1,4 +1,4 @@
-"""Process-wide settings: cores, memory and threads, quick imports, and a memory of Ctrl-C.
+"""Process-wide settings: cores, memory, threads, fast imports, and a record of Ctrl-C.
 
 The command line applies them to itself and to the processes that it starts, and torch's engines
 keep freed memory. A script that imports vitkit decides for itself; `docs/benchmarks.md` lists the
@@ -74,7 +74,7 @@ def child_environment() -> dict[str, str]:
     variables = dict(os.environ)
     shorten_spinning(variables)
     root = str(Path(__file__).parents[1])
-    if root != sysconfig.get_path("purelib"):  # what is installed is found anyway
+    if root != sysconfig.get_path("purelib"):  # an installed vitkit is found anyway
         known = variables.get("PYTHONPATH")
         variables["PYTHONPATH"] = root if not known else f"{root}{os.pathsep}{known}"
     return variables
@@ -133,7 +133,7 @@ def _group_limits(
         if controller in controllers.split(","):
             top, names = top / controller, files_of_v1
         group = top / name.strip("/")
-        # a limit of a group holds for all groups in it
+        # a limit of a group applies to all groups in it
         while group.is_relative_to(top):
             with suppress(OSError):
                 yield " ".join((group / file).read_text().strip() for file in names)

@@ -92,7 +92,7 @@ def test_other_data_of_a_resumed_run_are_named(place, capsys):
     text = train(capsys, "other", "--resume", "a", "--epochs", "2", code=2)
     assert text.splitlines()[-1] == (
         "vitkit: other: the images, labels or classes differ from those that the run a started "
-        "with; leave out DATA to go on with photos, or start afresh"
+        "with; leave out DATA to continue with photos, or start afresh"
     )
     # the folder itself has changed
     shutil.rmtree("photos/train/emu")

@@ -147,7 +147,7 @@ def test_a_width_that_leaves_the_mlp_behind_is_noted():
     for more, count in (({"width": 48}, 1), ({"width": 48, "mlp_width": 96}, 0), ({}, 0)):
         notes = make_plan(TrainConfig(spec=spec | more, **named)).notes
         assert sum(note.startswith(narrow) for note in notes) == count
-    # the model of a run that goes on cannot be changed
+    # the model of a resumed run cannot be changed
     notes = make_plan(TrainConfig(spec=spec | {"width": 48}, **named), goes_on=True).notes
     assert not any(note.startswith(narrow) for note in notes)
 

@@ -1,4 +1,4 @@
-"""Evaluate a model on data that is opened, cleaned and split as for its training."""
+"""Evaluate a model on data that are opened, cleaned and split as for its training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Predict = Callable[[Split], Iterator[LabelledLogits]]
 
 @dataclass(frozen=True)
 class EvaluationChoice:
-    """The settings of an evaluation apart from what runs the model, as `vitkit.evaluate` has them.
+    """The settings of `vitkit.evaluate` that do not concern the engine.
 
     Raises:
         SettingError: a number of images or of processes that cannot be.

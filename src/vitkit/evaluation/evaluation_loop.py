@@ -35,8 +35,8 @@ def predict_batches(
 ) -> Iterator[LabelledLogits]:
     """Yield logits and class numbers of a split, batch by batch, in its order.
 
-    Each of several processes takes every n-th image, and none takes an image twice to have as many
-    as the others: so counts and sums may be added over processes, means may not.
+    Each of n processes takes every n-th image, without padding: so counts and sums may be added
+    over processes, means may not.
 
     Args:
         forward: preprocessed images (B, C, H, W) -> logits (B, K).
@@ -136,7 +136,7 @@ def evaluate_outputs(
     temperature: float = 1.0,
     world: ProcessGroup | None = None,
 ) -> tuple[Metrics, PredictionCounts]:
-    """Return scores with their intervals, and the counts at the temperature.
+    """Return the scores with intervals, and the counts computed with the temperature.
 
     The scores are `top1`, `top5` of over five classes, `loss` in nats, `balanced_accuracy`,
     `brier`, `ece` and `images`, which `Counts.scores` explains; `top1_low`, `top1_high` and the

@@ -1,4 +1,4 @@
-"""Outputs of a model that are not finite (NaN, infinity): counted, and never taken for a class."""
+"""Outputs of a model that are not finite (NaN, infinity): counted, never as a predicted class."""
 
 from __future__ import annotations
 

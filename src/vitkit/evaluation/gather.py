@@ -18,7 +18,7 @@ def gather_rows(own: Sequence[Tensor], dtype: torch.dtype, world: ProcessGroup) 
         dtype: of all rows.
         world: the processes; each must call. Process r of n has the images r, r + n, r + 2n ...
     """
-    # a process without images knows no number of columns
+    # a process without images does not know the number of columns
     shapes = torch.zeros(world.size, 2, dtype=torch.int64)
     if own:
         rows = torch.cat([*own]).cpu()

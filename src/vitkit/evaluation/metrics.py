@@ -161,13 +161,13 @@ def true_class_ranks(
     true_logits = logits.gather(1, labels[:, None])
     numbers = torch.arange(logits.shape[1], device=logits.device)
     tied_before = (logits == true_logits) & (numbers < labels[:, None])
-    # "not (<=)" instead of ">": NaN comes before the true class, and is never a hit
+    # "not (<=)" instead of ">": a NaN ranks before the true class, so it is never a hit
     return (~(logits <= true_logits) | tied_before).sum(1)
 
 
 @dataclass(frozen=True)
 class Counts:
-    """The counts that all scores follow from.
+    """The counts from which all scores are computed.
 
     Attributes:
         k: of top-k.
@@ -205,7 +205,7 @@ class Counts:
         _, confidence, right = self.bins
         present = self.images > 0
         scores: Metrics = {"top1": hits / images}
-        # among the first K of K classes is every image
+        # top-K of K classes is always right
         if self.k < len(self.images):
             scores[f"top{self.k}"] = top_k_hits / images
         return scores | {
@@ -229,7 +229,7 @@ class Counts:
 
 
 def headline(scores: Metrics) -> list[str]:
-    """Format the scores that fit in a line: top-1, top-5 where there is one, and the loss.
+    """Format the main scores in a line: top-1, top-5 if there is one, and the loss.
 
     >>> headline({"top1": 0.5, "loss": 1.25, "ece": 0.1})
     ['top1 0.5000', 'loss 1.2500']

@@ -92,7 +92,7 @@ def open_as_in_training(
         ignore_extra_classes=ignore_extra_classes,
         follow_links=settings.get("follow_links") is True,
     )
-    # first: about data of other classes, no other problem matters
+    # first: with other classes, no other problem matters
     _match_or_refuse(checkpoint, dataset)
     dataset = with_cut_of(dataset, trained_on)
     if cache is not None:
@@ -129,7 +129,7 @@ def _open_object(
 
 
 def split_metadata(model: LabelledModel) -> dict[str, Any]:
-    """Return the metadata that the functions here and `names_for_data` read, and no other."""
+    """Return only the metadata that the functions here and `names_for_data` read."""
     kept = {}
     for name, keys in READ_METADATA.items():
         stored = stored_object(model, name)
@@ -138,7 +138,7 @@ def split_metadata(model: LabelledModel) -> dict[str, Any]:
 
 
 def _refuse_changed_split(trained_on: str | None, dataset: Dataset) -> None:
-    """Refuse a split that vitkit made itself, from other images than those of the training."""
+    """Refuse a split made by vitkit if its images are not those of the training."""
     if dataset.cut and trained_on not in (None, dataset.fingerprint):
         raise DataError(
             f"{dataset.name} has no test folder, and its images differ from those the checkpoint "

@@ -198,18 +198,18 @@ def fit_temperature(
 
 
 class HeldOutLogits:
-    """For each fold of the validation images, the logits of the model that the others choose.
+    """Cross-fitted validation logits: for each fold, of the model that the other folds choose.
 
     Models are added as they are evaluated, one after another. Image i of the split is in fold
-    i mod 5, where all logits are kept; the choice is that of the run: by top-1, then by loss.
+    i mod 5, if all logits are kept; the model is chosen as in the run: by top-1, then by loss.
 
     Args:
         images: number of validation images.
         num_classes: K.
 
     Attributes:
-        is_complete: False where models were evaluated that are not among those added, as in a run
-            that goes on without the file of its first part.
+        is_complete: False if some evaluated models were not added, as in a run that was resumed
+            without the logits of its first part.
     """
 
     def __init__(self, images: int, num_classes: int) -> None:
@@ -227,7 +227,7 @@ class HeldOutLogits:
 
     @staticmethod
     def step(images: int, num_classes: int) -> int:
-        """Return n where the logits of every n-th image are kept, no more than 2**22 numbers.
+        """Return n: the logits of every n-th image are kept, at most 2**22 numbers.
 
         Args:
             images: number of validation images.
@@ -238,7 +238,7 @@ class HeldOutLogits:
     def watched(
         self, predictions: Iterable[LabelledLogits], world: ProcessGroup
     ) -> Iterator[LabelledLogits]:
-        """Yield the outputs of a model for this process's images; `add` takes them in at the end.
+        """Yield the outputs of a model for this process's images, and keep them for `add`.
 
         Args:
             predictions: logits (B, K) and class numbers (B,), in the order of the split.
@@ -259,14 +259,14 @@ class HeldOutLogits:
             yield logits, labels
 
     def add(self, world: ProcessGroup | None = None) -> None:
-        """Take in the model whose outputs were watched, for the folds whose others choose it.
+        """Add the model whose outputs were watched, for each fold whose other folds choose it.
 
         Args:
             world: the processes that share the images; each must call, and each keeps the same.
         """
         world = world or ProcessGroup()
         sums = world.all_reduce_sum(self._sums)
-        # The images of a fold have no say in the choice of its model.
+        # The images of a fold do not take part in the choice of its model.
         others = sums.sum(0) - sums
         improved = []
         for fold, (right, loss, images) in enumerate(others.tolist()):
@@ -291,7 +291,7 @@ class HeldOutLogits:
         return self._logits, self._labels
 
     def save(self, path: Path) -> None:
-        """Write what is kept, unless it is written already.
+        """Write the kept logits, unless they are written already.
 
         Args:
             path: a .safetensors file; its folder is created.

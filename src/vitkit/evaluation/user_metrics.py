@@ -55,7 +55,7 @@ def load_metrics(metrics: Sequence[str | Metric]) -> NamedMetrics:
 
 
 def check_metrics(metrics: NamedMetrics, num_classes: int) -> None:
-    """Call each metric once, on the logits and labels of as many images as there are classes.
+    """Call each metric once, on one-hot logits and labels of K images.
 
     Args:
         metrics: the functions by name.
@@ -71,7 +71,7 @@ def check_metrics(metrics: NamedMetrics, num_classes: int) -> None:
 
 
 class KeptOutputs:
-    """The outputs of this process for a split, kept while they are counted.
+    """The outputs of this process for a split, kept for the user's metrics.
 
     Args:
         outputs: batches of logits (B, K) and class numbers (B,).
@@ -86,7 +86,7 @@ class KeptOutputs:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for logits, labels in self._outputs:
-            # a copy: a tensor of inference mode cannot be used with gradients
+            # a copy: an inference tensor cannot be used with gradients
             if self._keep:
                 self._logits.append(logits.detach().cpu().clone())
                 self._labels.append(labels.cpu())
@@ -122,14 +122,14 @@ class KeptOutputs:
 
 
 def finite_scores(scores: Metrics) -> Metrics:
-    """Return the scores that are finite numbers: JSON has no others."""
+    """Return the scores that are finite numbers, since JSON has no NaN or infinity."""
     return {name: value for name, value in scores.items() if math.isfinite(value)}
 
 
 def _value(name: str, metric: Metric, logits: Tensor, labels: Tensor) -> float:
     try:
         value = metric(logits, labels)
-    except Interrupted:  # a signal, which is no fault of the metric
+    except Interrupted:  # a signal is not an error of the metric
         raise
     except Exception as error:  # a user's code may raise anything
         raise UserCodeError(f"the metric {name} raised {type(error).__name__}: {error}") from error

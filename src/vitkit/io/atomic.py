@@ -85,7 +85,7 @@ def remove_temporaries(folder: Path) -> None:
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Check that `path` can be written, before the work whose result it takes.
+    """Check that `path` can be written, before the work whose result goes there.
 
     Nothing is left behind, no folder either; a file at `path` stays as it is.
 
@@ -189,7 +189,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @dataclass(frozen=True)
 class FileWriter:
-    """A file's content, produced only when it is written, so that memory holds no copy of it.
+    """A file whose content is produced while it is written, so that memory holds no copy.
 
     Attributes:
         size: in bytes, approximately.

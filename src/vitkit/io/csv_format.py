@@ -18,7 +18,7 @@ def csv_encoding(start: bytes) -> str:
 
 
 def csv_separator(header: str) -> str:
-    """Return the separator, of which the first line has most.
+    """Return the most frequent separator of the first line.
 
     >>> csv_separator("path;old_class;new_class")
     ';'

@@ -1,4 +1,4 @@
-"""The user's own functions and objects by name: imported, or passed by the call.
+"""User functions and objects by name: imported, or passed in the call.
 
 Settings are text, so that config.yaml can hold them. A dataset in memory or a function of a
 notebook has a name there, and is found by it as long as the call lasts.
@@ -59,7 +59,7 @@ def import_by_name(name: str) -> Any:
         raise ImportError("it is an object of a script or a notebook, which must be passed itself")
     folder = os.getcwd()
     if folder not in sys.path:
-        sys.path.append(folder)  # last, so that installed modules take precedence
+        sys.path.append(folder)  # appended, so that installed modules take precedence
     return resolve_name(name)
 
 

@@ -162,7 +162,7 @@ def check_new_files(
 
 
 class ResultPlaces:
-    """Paths of results below a folder, in the order of their inputs.
+    """Output paths below a folder, in the order of the inputs.
 
     Args:
         folder: where all of them are.
@@ -182,7 +182,7 @@ class ResultPlaces:
         self.ending = ending
         self._is_other = is_other
         self._taken: set[str] = set()
-        # where the search for a free name goes on, so that many equal names take no longer
+        # where the search for a free name continues, so that many equal names are fast, too
         self._counts: dict[str, int] = {}
 
     def path(self, place: PurePath, name: str = "") -> Path:
@@ -227,7 +227,7 @@ def refused_input(path: Path, flag: str) -> OutputError:
 
 
 def file_id(path: Path) -> FileId | None:
-    """Return the identity of the file that a path leads to; None if there is none."""
+    """Return device and inode of the file at a path; None if there is no file."""
     try:
         found = path.stat()
     except (OSError, ValueError):

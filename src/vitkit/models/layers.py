@@ -63,7 +63,7 @@ class DropPath(nn.Module):
 
 
 class LayerScale(nn.Module):
-    """gamma * x, one learned number a channel, small at first (CaiT, arXiv 2103.17239, Eq. 4)."""
+    """gamma * x, one learned number per channel, small at first (CaiT, arXiv 2103.17239, Eq. 4)."""
 
     def __init__(self, width: int, start: float) -> None:
         super().__init__()

@@ -68,7 +68,7 @@ class ReportedRun:
         if not model or not data:
             return ""
         spec = self.settings.get("spec") or {}
-        # a model of another size than the named one has nothing of it
+        # a model of another size than the named one is not that model
         if {"width", "depth"} <= spec.keys():
             model = f"ViT of width {spec['width']} with {plural(spec['depth'], 'block')}"
         ends = [line.partition("T")[0] for line in self.log[-1:]]

@@ -35,7 +35,7 @@ def finish_run(run: Run, stopped: str) -> dict[str, Metrics]:
         Split -> metrics of the best weights.
 
     Raises:
-        Interrupted: a signal came; the run goes on with this.
+        Interrupted: a signal came; a resumed run continues with this function.
         OutputError: the run folder cannot be written.
         CheckpointError: the file of the best weights is another model's.
         UserCodeError: a metric of the user raised.
@@ -54,7 +54,7 @@ def finish_run(run: Run, stopped: str) -> dict[str, Metrics]:
     temperature = _calibrate(run, model) if "val" in splits else None
     if "test" in splits and plan.config.test:
         metrics["test"] = _test(run, model, metrics.get("test"), temperature)
-    # `save` writes these itself; an old temperature was fitted by an earlier end
+    # `save` writes these itself; an old temperature is from an earlier end of the run
     rest = {key: v for key, v in best.metadata.items() if key not in (*DESCRIBED, "temperature")}
     rest["metrics"] = metrics
     if temperature:
@@ -74,13 +74,13 @@ def finish_run(run: Run, stopped: str) -> dict[str, Metrics]:
 
 
 def _chosen(run: Run) -> str:
-    """Return what the weights that are kept are, in words."""
+    """Describe which weights are kept."""
     has_validation = "val" in run.plan.dataset.splits
     return "best weights" if has_validation else "weights of the last epoch"
 
 
 def _validate(run: Run, model: ViT) -> Metrics:
-    """Return the validation scores of weights whose file has none."""
+    """Compute the validation scores of weights whose file has none."""
     run.log.info(f"{run.folder.best} has no validation scores; its weights are evaluated now")
     own = load_metrics(run.plan.config.metrics)
     outputs = KeptOutputs(evaluate_split(run, "val", model), keep=bool(own))
@@ -90,7 +90,7 @@ def _validate(run: Run, model: ViT) -> Metrics:
 
 
 def _test(run: Run, model: ViT, before: Metrics | None, temperature: float | None) -> Metrics:
-    """Return the scores on the test split, read now unless these weights have them already."""
+    """Return the scores on the test split, computed now unless these weights have them already."""
     tested = run.world.broadcast_from_main(lambda: tested_at(run.folder))
     if before is not None:
         test, how = before, "evaluated at an earlier end of this run"
@@ -147,7 +147,7 @@ def _is_drawn(run: Run) -> bool:
 
 
 def _write_confusion(run: Run, split: str, counts: PredictionCounts) -> None:
-    """Write the confusion matrix of a split where it is wanted. Each process must call."""
+    """Write the confusion matrix of a split if it is enabled. Each process must call."""
     if _is_drawn(run):
         table = counts.confusion(run.world)
         run.world.broadcast_from_main(lambda: _draw_confusion(run, split, table))

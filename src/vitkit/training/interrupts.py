@@ -70,7 +70,7 @@ def _signals_handled_by(handle: Callable[[int], None]) -> Iterator[dict[int, Han
     process = os.getpid()
 
     def of_this_process(signum: int, frame: FrameType | None) -> None:
-        # A new fork has this handler until it installs its own; its parent ends it.
+        # A new fork inherits this handler until it installs its own; its parent ends it.
         if os.getpid() == process:
             handle(signum)
 
@@ -101,7 +101,7 @@ def stop_on_signal(hint: Callable[[], str] | None = None) -> Iterator[StopFlag]:
 
     with _signals_handled_by(handle) as before:
         yield flag
-    # The block ended without an error: the signal came too late for it, or it has no steps.
+    # The block ended without an error: the signal came too late, or there are no steps.
     if flag.signum is not None:
         outer = before.get(flag.signum)
         if callable(outer) and outer not in (signal.default_int_handler, note_interrupt):
@@ -109,7 +109,7 @@ def stop_on_signal(hint: Callable[[], str] | None = None) -> Iterator[StopFlag]:
 
 
 def _end_at_once(signum: int, hint: Callable[[], str] | None) -> NoReturn:
-    """End the process and its child processes, which would report that it is gone."""
+    """End the process and its child processes, which would report its loss."""
     try:
         if hint is not None:
             name = signal.Signals(signum).name

@@ -1,4 +1,4 @@
-"""Out of memory in a step: find what fits, and name the settings to change."""
+"""Out of memory in a step: find the largest batch that fits, and suggest settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def out_of_memory(step: TrainingStep, batch: Batch) -> SettingError:
-    """Try what fits into memory, and return the error that names the settings to change."""
+    """Find the largest batch that fits into memory, and return an error that suggests settings."""
     fits = _largest_that_fits(step, batch)
     count = len(batch.labels)
     mend = "lower --batch-size or --img-size, or use a smaller model"
@@ -52,7 +52,7 @@ def _largest_that_fits(step: TrainingStep, batch: Batch) -> int | None:
     while count := count // 2:
         step.optimizer.zero_grad(set_to_none=True)
         try:
-            # no name for the loss: it would hold what it needs beyond a failure
+            # the loss has no name, so that its memory is freed after a failure
             torch.autograd.grad(
                 step.objective(step.transform(batch.first(count), 0, 0)),
                 weights,

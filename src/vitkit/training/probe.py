@@ -15,7 +15,7 @@ from vitkit.training.run import Run
 NO_VOTES = 1e-9
 """The probability of a class that no neighbour is of."""
 OF_VOTES = ("top1", "balanced_accuracy", "images")
-"""Scores that votes have; they are no calibrated probabilities."""
+"""Scores of votes, which are not calibrated probabilities."""
 
 
 def fit_linear_probe(run: Run) -> dict[str, Metrics]:
@@ -30,7 +30,7 @@ def fit_linear_probe(run: Run) -> dict[str, Metrics]:
 
     def keep(logits: Tensor) -> None:
         assert run.held_out is not None, "a probe needs a validation split"
-        # `watched` takes note of the outputs as they are read
+        # `watched` records the outputs as they are read
         list(run.held_out.watched([(logits, val_labels)], run.world))
         run.held_out.add()
 
@@ -51,7 +51,7 @@ def fit_linear_probe(run: Run) -> dict[str, Metrics]:
 
 
 def evaluate_neighbours(run: Run) -> dict[str, Metrics]:
-    """Score the votes of the nearest neighbours on each split but train, in metrics.jsonl, too.
+    """Score the votes of the nearest neighbours on each split except train; write metrics.jsonl.
 
     Raises:
         DataError: images that cannot be read.
@@ -67,7 +67,7 @@ def evaluate_neighbours(run: Run) -> dict[str, Metrics]:
         votes = knn(train, labels, queries, run.plan.spec.num_classes)
         # Scores are counted from logits; a class without a vote has the lowest.
         scores = _scores(run, votes.clamp_min(NO_VOTES).log(), truth)
-        # votes are no probabilities: they have neither a loss nor a calibration
+        # votes are not probabilities: they have neither loss nor calibration error
         scores = {name: value for name, value in scores.items() if name.startswith(OF_VOTES)}
         scores |= among_voted(votes, truth)
         metrics[split] = scores
@@ -95,7 +95,7 @@ def _scores(run: Run, logits: Tensor, labels: Tensor) -> Metrics:
 
 
 def among_voted(votes: Float[Tensor, "N K"], labels: Int64[Tensor, "N"]) -> Metrics:
-    """Return top-k, k = min(5, K), among classes with a vote; most classes have none."""
+    """Return top-k, k = min(5, K), among the classes with a vote, as most have none."""
     k = min(5, votes.shape[1])
     shares, classes = votes.topk(k)  # (N, k) each
     hits = (classes == labels[:, None]) & (shares > 0)

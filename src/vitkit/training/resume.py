@@ -1,4 +1,4 @@
-"""Resuming of a stopped run: its newest state, its settings, and which of them may change."""
+"""Resuming a stopped run: its newest state, its settings, and which of them may change."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class StoppedRun:
         return step_of(self.state)
 
     def describe_changes(self) -> list[str]:
-        """Return lines on the changed settings of a run that trains on."""
+        """Return lines on the changed settings of a run that continues training."""
         return [
             f"changed since the run started: {name} {before} -> {now}"
             for name, before, now in self.changes
@@ -108,7 +108,7 @@ class StoppedRun:
                 elif change.now < limit:
                     lowered, reason = True, f"is below the {limit:,} that are done"
             lines.append(f"{change.flag} {reason}")
-        # a user who lowered the length does not want to train on
+        # a user who lowered the length does not want to continue training
         mend = "" if lowered else "; to train on, raise --epochs or --max-steps"
         end = "this run is finished" if was_finished else "this run ends here"
         return [f"{end}: nothing is trained, and config.yaml is unchanged{mend}", *lines]
@@ -119,7 +119,7 @@ BEFORE_THEM: Settings = {"resizer": "pillow"}
 
 
 def stored_settings(run: RunFolder) -> Settings:
-    """Return the settings in a run's config.yaml; an older run's newer ones are as it trained.
+    """Return the settings in a run's config.yaml; missing newer ones get the values of that time.
 
     Raises:
         SettingError: they cannot be read.
@@ -183,9 +183,9 @@ def settings_to_resume(
     """
     before = TrainConfig(**description["before"])
     root = Path(description["root"])
-    # what is left open now must not be decided in another way than before
+    # settings left open now keep the values decided before
     config = _with_decisions(resolve_defaults(requested)[0], before)
-    # the state has the weights; those it started from are not looked up again
+    # the state has the weights; the initial ones are not needed any more
     config = replace(config, start=before.start, model=config.model or before.model)
     # a run keeps the labels that it began with
     config = replace(config, relabel=config.relabel or before.relabel)
@@ -229,7 +229,7 @@ def keep_earlier_decisions(config: TrainConfig) -> TrainConfig:
 
 
 def _with_decisions(config: TrainConfig, before: TrainConfig) -> TrainConfig:
-    """Return the settings; what they leave open is as an earlier attempt decided it."""
+    """Return the settings; open ones get the values that an earlier attempt decided."""
     names = [name for name in ("amp", "attention_kernel") if getattr(config, name) == "auto"]
     if config.find_lr:
         names += ["lr", "min_lr"]
@@ -241,7 +241,7 @@ def _with_decisions(config: TrainConfig, before: TrainConfig) -> TrainConfig:
     return replace(
         config,
         **{name: getattr(before, name) for name in names},
-        # a run that had no compiler at its start goes on without one
+        # a run that began without a compiler stays uncompiled
         compile=config.compile and before.compile,
         find_lr=False,
         find_batch_size=False,
@@ -283,7 +283,7 @@ def _changes(root: Path, earlier: TrainConfig, config: TrainConfig) -> list[Chan
             f"leave them out (or restore them in {root / 'config.yaml'}), or start afresh with "
             "another --output"
         )
-    # the rest is not compared: paths, and what is about this machine
+    # the rest is not compared: paths, and settings of this machine
     changed = []
     for name in fields_where(TrainConfig, resume="may change"):
         if before[name] != now[name]:
@@ -342,7 +342,7 @@ def restore_state(run: Run, stopped: StoppedRun) -> None:
     manifest = manifest_of(stopped.state)
     began_with = manifest["values"].get("progress", {}).get("data")
     difference = run.plan.dataset.difference(str(began_with))
-    # a state that lacks its progress is refused by `load_state`
+    # a state without progress is refused by `load_state`
     if began_with is not None and difference:
         raise _other_data(run, difference, (manifest["settings"] or {}).get("data"))
     load_state(stopped.state, run.registry)
@@ -352,7 +352,7 @@ def restore_state(run: Run, stopped: StoppedRun) -> None:
 
 
 def _other_data(run: Run, difference: str, began_with: str | None) -> DataError:
-    """Return the error that names what of the data is not as when the run began.
+    """Return an error that names the changes of the data since the run began.
 
     Args:
         run: the run, with the data as they are now.
@@ -364,9 +364,9 @@ def _other_data(run: Run, difference: str, began_with: str | None) -> DataError:
         or_skip = "continue without the missing ones by adding --bad-images skip, "
     data = run.plan.config.data
     mend = "pass the same object" if data.startswith("memory://") else "restore them"
-    # the images of a folder that was moved may be incomplete; another folder has others
+    # a moved folder may lack images; another folder has different ones
     if began_with not in (None, data) and (began_with in NAMES or Path(began_with).exists()):
-        mend, or_skip = f"leave out DATA to go on with {began_with}", ""
+        mend, or_skip = f"leave out DATA to continue with {began_with}", ""
     return DataError(
         f"{data}: the {difference} differ from those that the run {run.folder.root} started with; "
         f"{mend}, {or_skip}or start afresh"

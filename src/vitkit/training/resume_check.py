@@ -1,8 +1,8 @@
 """`--prove-resume`: a killed and resumed run ends with the bits of an uninterrupted one.
 
 Two short runs with the same settings, each a process of its own: one uninterrupted, one that
-SIGKILLs itself in the middle and is resumed. What decides the next step is hashed at the end of
-both.
+SIGKILLs itself in the middle and is resumed. The state that decides the next step is hashed at
+the end of both.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def prove_resume(config: TrainConfig) -> Proof:
         straight, killed = Path(place) / "straight", Path(place) / "killed"
         _child(short | {"output": str(straight)})
         decided = read_yaml(straight / "config.yaml")
-        # the other run must not decide them anew
+        # the other run must not decide them again
         short |= {name: decided[name] for name in DECIDED}
         _child(short | {"output": str(killed)}, killed_at)
         _child(short | {"output": str(killed), "resume": str(killed)})

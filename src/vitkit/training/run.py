@@ -103,7 +103,7 @@ class Run:
 
     @property
     def can_skip_images(self) -> bool:
-        """True if the run can go on without some images: it has their list, and no teacher.
+        """True if the run can continue without some images: it has their list, and no teacher.
 
         A teacher has not seen those that would take their places.
         """
@@ -115,7 +115,7 @@ class Run:
 
     def count_time(self) -> None:
         """Add the time since the last count to the seconds of training."""
-        # a clock that no change of the time of day disturbs
+        # monotonic: not affected by changes of the system clock
         now = time.monotonic()
         self.progress.seconds += now - self._started
         self._started = now
@@ -132,7 +132,7 @@ class Run:
         return f"resume with: vitkit train --resume {shlex.quote(str(self.folder.root))}"
 
     def interrupted(self, signum: int) -> Interrupted:
-        """Return the error of a run that a signal ends after all is saved."""
+        """Return the error for a run that a signal ended, after saving."""
         step = f"step {self.progress.step} of {self.plan.total_steps}"
         return Interrupted(
             signum, f"stopped at {step}; everything is saved, {self.how_to_resume()}"

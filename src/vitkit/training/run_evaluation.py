@@ -54,6 +54,6 @@ def evaluate_split(run: Run, split: str, model: ViT) -> Iterator[LabelledLogits]
             call_event(callback, "after_evaluation_batch", split)
         if signum := world.all_reduce_max(run.stop.signum or 0):
             raise run.interrupted(signum)
-    yield from batches  # nothing is left; what follows the last batch is done
+    yield from batches  # exhausted: lets the code after the last batch run
     if sharded:
         cast("FSDPModule", model).reshard()

@@ -149,7 +149,7 @@ class RunFolder:
         return f"the newest state is {saved[-1]}, {how}"
 
     def last_state_hint(self) -> str:
-        """Name the newest state, to go on from, where there is one yet."""
+        """Name the newest state to continue from, if there is one."""
         saved = list_states(self.state)
         return f"the last good state is {saved[-1]}" if saved else "no state is saved yet"
 
@@ -193,7 +193,7 @@ def locked(folder: Path) -> Iterator[None]:
         _write_owner(folder)
         yield
     finally:
-        # First the file, while no other process can have written its own.
+        # The file first, while no other process can have written one.
         (folder / OWNER).unlink(missing_ok=True)
         lock.release()
 
@@ -241,7 +241,7 @@ def resumed_folder(resume: str, output: str | None) -> RunFolder | None:
                 "folder that the run named at its start, such as runs/photos-vit-1"
             )
         mend = "start without --resume (add --overwrite to rename this folder)"
-        for config in folder.root.glob("*/config.yaml"):  # of a search: its candidates
+        for config in folder.root.glob("*/config.yaml"):  # the run is a search: name its candidates
             if has_state(RunFolder(config.parent)):
                 mend = f"resume one of its candidates, such as --resume {config.parent}"
         raise OutputError(f"--resume {resume}: no saved state in {folder.state}; {mend}")
@@ -338,7 +338,7 @@ def _refuse_to_put_aside(folder: RunFolder, entries: list[str], config: TrainCon
             f"--output {root} contains {strange} and is not a run of vitkit, so --overwrite does "
             "not rename it; choose another --output"
         )
-    # Renaming it would move the shell of the user to the old run.
+    # Renaming it would leave the user's shell in the old run.
     if root.resolve() in (here, *here.parents):
         raise OutputError(
             f"--output {root} is or contains the working folder, so --overwrite cannot rename "

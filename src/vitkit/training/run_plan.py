@@ -36,7 +36,7 @@ class Plan:
         workers: loader processes.
         notes: lines to print before the start.
         chosen: one more line, on the settings that follow from the data; empty where all are given.
-        weights: initial weights; None for random ones, and for a run that goes on, whose state
+        weights: initial weights; None for random ones, and for a resumed run, whose state
             has them.
         teacher: a model to learn from besides the labels, on the device.
         check: the report of the check of the images; None where they were not checked.
@@ -77,7 +77,7 @@ class Plan:
         return amp
 
     def end_in_words(self, step: int) -> str:
-        """Return the length of a run that nothing ended earlier, in words.
+        """Return the planned length of the run, in words.
 
         Args:
             step: the steps done; more than planned for a finished run that is resumed with fewer.
@@ -107,8 +107,8 @@ class Plan:
         return resume_command(self.config, root)
 
     def with_settings(self, settings: Settings) -> Plan:
-        """Return the plan with other settings, such as those that trials chose."""
-        # the size of a batch decides which images it has
+        """Return the plan with other settings, such as the results of tuning."""
+        # the batch size decides which images a batch has
         steps = self.steps
         if "batch_size" in settings:
             steps = steps.with_batch_size(settings["batch_size"])

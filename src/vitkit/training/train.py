@@ -85,7 +85,7 @@ def _own_torch_state() -> Iterator[None]:
 def callbacks_of(
     run: Run, report: ReportProgress, stop: Stop, save: Save, deadline: Deadline | None = None
 ) -> list[Callback]:
-    """List the concerns of a run, in the order that exact resuming needs."""
+    """List the callbacks of a run, in the order that exact resuming needs."""
     return [
         *run.further,
         TrainMode(run.model),
@@ -95,7 +95,7 @@ def callbacks_of(
         Evaluate(run, save),
         *([KeepDeadline(run, deadline)] if deadline else []),
         report,
-        stop,  # decides before `save`, which writes what an ending run leaves
+        stop,  # before `save`, which writes the files of an ending run
         save,
     ]
 
@@ -106,7 +106,7 @@ def _begin(
     stack: ExitStack,
     callbacks: Sequence[Callable[[], Callback]],
 ) -> tuple[Run, StoppedRun | None]:
-    """Build the run as one of its processes, and find the stopped run that it goes on with.
+    """Build the run in this process, and find the stopped run that it resumes.
 
     Args:
         config: the settings, as given.
@@ -117,7 +117,7 @@ def _begin(
     config, stopped = find_stopped_run(config, world, stack)
     goes_on = stopped is not None
     plan = make_plan_in_turn(config, world, goes_on=goes_on)
-    # before the folder, which a wrong callback would leave behind
+    # before the folder is created, which a wrong callback would leave behind
     further = [*(make() for make in callbacks), *import_callbacks(config.callbacks)]
     folder, folder_notes = claim_folder(config, stopped, world, stack)
     world.announce(folder.root)
@@ -171,7 +171,7 @@ def _fit_probe(run: Run) -> TrainResult:
 def _make_steps(
     run: Run, stopped: StoppedRun | None, deadline: Deadline | None = None
 ) -> TrainResult:
-    """Make the steps that remain, and finish."""
+    """Make the remaining steps, and finish."""
     plan, folder, progress = run.plan, run.folder, run.progress
     report, stop, save = ReportProgress(run), Stop(run), Save(run)
     if stopped is not None:
@@ -204,7 +204,7 @@ def _make_steps(
 
 
 def _batches(run: Run, report: ReportProgress, steps: range) -> Iterable[Batch]:
-    """Return the batches of the steps that remain; what comes before them is not training time."""
+    """Return the batches of the remaining steps; the time before the first is not training time."""
     if run.prepare is not None:
         run.prepare(steps)
     plan = run.plan

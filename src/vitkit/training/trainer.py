@@ -1,8 +1,8 @@
 """The training loop, on PyTorch-Ignite: it makes the steps and calls the callbacks, nothing else.
 
 The state that decides the next step is in `Progress`, the model and the optimizer; everything
-random is a function of (seed, step) or (seed, epoch, index). So a run that stops anywhere and goes
-on ends with the same bits.
+random is a function of (seed, step) or (seed, epoch, index). So a run that is stopped anywhere and
+resumed ends with the same bits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """One concern of a run, called at its events; a method that is not overridden does nothing.
+    """Part of a run, called at its events; a method that is not overridden does nothing.
 
     The callbacks of a list are called in its order. In a run of several processes each process has
     its own, and a method that communicates must be reached by all of them. An exception ends the
@@ -77,7 +77,7 @@ def call_event(callback: Callback, event: str, *arguments: object) -> None:
     try:
         getattr(callback, event)(*arguments)
     except Exception as error:  # a callback of the user may raise anything
-        # an error of vitkit's has its message, and one of a callback of vitkit's is a fault
+        # errors of vitkit have their message; one of vitkit's callbacks is a bug
         if isinstance(error, VitkitError) or is_own(callback):
             raise
         name = f"the callback {type(callback).__qualname__}"
@@ -94,7 +94,7 @@ class Trainer:
 
     Args:
         training_step: the arithmetic of a step, with its optimizer.
-        progress: where the run is; a resumed one goes on from there.
+        progress: where the run is; a resumed one continues from there.
         batches: the batches of a range of steps.
         schedule: step -> learning rate.
         steps_per_epoch: optimizer steps of an epoch.
@@ -158,14 +158,14 @@ class Trainer:
         """
         self.is_ending, self._error = False, None
         self._call("on_start")
-        if self.progress.unvalidated:  # a kill or a signal came between the last step and here
+        if self.progress.unvalidated:  # a kill or a signal came after the last step
             self._call("after_epoch")
         remaining = range(self.progress.step, self.last_step)
         if remaining and not self.is_ending:
             batches = self.batches(remaining)
             try:
                 self._make_engine().run(batches)
-            finally:  # ends loader processes at once, not when the collector comes
+            finally:  # ends loader processes now, not at garbage collection
                 if isinstance(batches, Generator):
                     batches.close()
         self._call("on_end")
@@ -173,10 +173,10 @@ class Trainer:
             raise self._error
 
     def _make_engine(self) -> Engine:
-        from ignite.engine import Engine, Events  # a second, which no wrong setting waits for
+        from ignite.engine import Engine, Events  # takes a second, so after all checks
 
         engine = Engine(self._step)
-        # what catches an error writes its message; Ignite would log it first
+        # the caller reports errors; Ignite would log them, too
         engine.logger = logging.Logger("vitkit", level=logging.CRITICAL + 1)
         # Ignite counts on from the step of a resumed run, also in the middle of an epoch.
         position = {"iteration": self.progress.step, "max_epochs": self.epochs}
@@ -197,7 +197,7 @@ class Trainer:
             if not is_out_of_memory(error):
                 raise
             result = None
-        if result is None:  # only out here no error holds the tensors of the step any more
+        if result is None:  # raised out here, where no exception keeps the step's tensors alive
             raise out_of_memory(self.training_step, batch)
         self.progress.step += 1
         self.progress.unvalidated = self.progress.step % self.steps_per_epoch == 0
@@ -220,8 +220,10 @@ class Trainer:
         for callback in self.callbacks:
             try:
                 call_event(callback, event, self, *arguments)
-            except Exception as error:  # likewise: the run is saved before it is raised again
-                # the run's own depend on each other; the other processes may not have raised it
+            except (
+                Exception
+            ) as error:  # as above: the run is saved before the error is raised again
+                # vitkit's callbacks depend on each other; other processes may not have failed
                 if is_own(callback) or self.training_step.world.size > 1:
                     raise
                 self.end(error=error)

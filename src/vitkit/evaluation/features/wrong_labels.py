@@ -1,4 +1,4 @@
-"""Suspected wrong labels: confident learning on probabilities that never saw the label.
+"""Suspected wrong labels: confident learning on out-of-fold probabilities.
 
 Northcutt, Jiang and Chuang, "Confident Learning" (arXiv 1911.00068).
 """
@@ -51,7 +51,7 @@ def out_of_fold_probabilities(
     probabilities = torch.full((len(labels), num_classes), torch.nan)
     for number in range(min(folds, int(fold.max(initial=-1)) + 1)):
         inside = torch.from_numpy(fold == number)
-        # the second of two classes may have one image alone, and nothing is fitted to one class
+        # one of two classes may have a single image, and a classifier needs two classes
         if len(labels[~inside].unique()) < 2 <= len(labels.unique()):
             continue
         fitted = fit_linear(
@@ -60,7 +60,7 @@ def out_of_fold_probabilities(
             features[inside],
             labels[inside],
             num_classes,
-            strengths=(STRENGTH,),  # only one: nothing is chosen by the labels that are left out
+            strengths=(STRENGTH,),  # only one: the held-out labels choose nothing
             device=device,
         )
         probabilities[inside] = fitted(features[inside]).softmax(1)
@@ -73,7 +73,7 @@ def _stratified_folds(classes: Int64[np.ndarray, " N"], folds: int) -> Int64[np.
     """Return the fold of each image (N,): within a class, by a hash of the index."""
     order = np.lexsort((hash64(0, np.arange(len(classes), dtype=np.uint64)), classes))
     fold = np.empty(len(classes), np.int64)
-    # neighbours in this order are of one class, as far as it reaches
+    # in this order the images of a class are adjacent
     fold[order] = np.arange(len(classes)) % folds
     return fold
 
@@ -106,7 +106,7 @@ def rank_suspects(
     size = int(max(labels.max(initial=0), predicted.max(initial=0))) + 1
     images = np.bincount(labels[known], minlength=size)
     sums = np.bincount(labels[known], weights=label_probability[known], minlength=size)
-    # a class without images has no mean, and nothing is suspected to be of it
+    # a class without images has no threshold, and no image is suspected to belong to it
     threshold = np.where(images > 0, sums / np.maximum(images, 1), np.inf)
     differs = known & (predicted != labels)
     is_confused = differs & (probability >= threshold[predicted])

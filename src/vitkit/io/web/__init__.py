@@ -1,1 +1,1 @@
-"""Files from the web: connections, downloads that go on where they broke, single images."""
+"""Files from the web: connections, resumable downloads, single images."""

@@ -2,7 +2,7 @@
 
 `urllib3` sends each request, and its `Retry` counts the attempts and knows the pauses. The requests
 themselves are repeated and redirected here: `urllib3` reads the page of an error or a redirection
-to its end before the next request, and a page without end would never let a run go on.
+to its end before the next request, and an endless page would block the run.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def connections(address: str) -> urllib3.PoolManager:
 def open_address(
     address: str, attempts: Attempts = ONCE, headers: Mapping[str, str] = AGENT
 ) -> Iterator[urllib3.BaseHTTPResponse]:
-    """Yield a server's open answer, whose body is a file, or the part of it that was requested.
+    """Yield a server's response, whose body is a file or the requested range of it.
 
     Args:
         address: of the file; redirections from it are followed.
@@ -177,7 +177,7 @@ def _answer_with_file(
                 retries=False,
                 redirect=False,
                 preload_content=False,
-                # checked by the caller, which keeps what has come
+                # checked by the caller, which keeps the received bytes
                 enforce_content_length=False,
             )
         except HTTPError as caught:
@@ -186,7 +186,7 @@ def _answer_with_file(
             if response.status in WITH_FILE:
                 return response
             response.close()
-            # the file is shorter than the part of it that came before
+            # the file is shorter than the part received before
             if response.status == RANGE_REFUSED and "Range" in headers:
                 headers = AGENT
                 continue

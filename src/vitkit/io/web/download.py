@@ -62,7 +62,7 @@ def cached_path(address: str) -> Path:
     name = unquote(parts.path).rpartition("/")[2].removesuffix(".tar")
     if not re.fullmatch(r"[\w+-][\w.+ -]*", name):
         raise CheckpointError(f"{address}: expected an address that ends in the name of a file")
-    # files of one name at several addresses do not meet
+    # so that files of the same name do not collide
     digest = hashlib.sha256(address.encode()).hexdigest()[:12]
     return cache_folder() / f"{parts.hostname}-{digest}" / name
 
@@ -94,7 +94,7 @@ def download(address: str, *, sha256: str = "") -> Path:
             except WebError as error:
                 raise CheckpointError(_not_whole(address, part, error)) from None
             _check_digest(address, part, sha256)
-            # bytes first, then the name: a power cut leaves no damaged file under it
+            # synced before the rename: a power cut leaves no damaged file
             sync(part.path)
             part.finish(path)
             sync_folder(path.parent)
@@ -102,7 +102,7 @@ def download(address: str, *, sha256: str = "") -> Path:
 
 
 def _not_whole(address: str, part: PartFile, error: WebError) -> str:
-    """Return the message of a file that did not come, with what has come of it."""
+    """Return the message for an incomplete download, with the bytes received."""
     if not error.broken:
         return str(error)
     if not part.size:

@@ -135,7 +135,7 @@ def _chunks(address: str, response: urllib3.BaseHTTPResponse, end: float) -> Ite
     if received > LARGEST_DOWNLOAD:
         raise _too_large(address, f"{received:,} bytes")
     received = 0
-    # what has come is returned at once: a server may send a byte now and then for hours
+    # received bytes are returned at once: a server may send single bytes for hours
     while chunk := response.read1(CHUNK_SIZE, decode_content=True):
         received += len(chunk)
         if received > LARGEST_DOWNLOAD:
@@ -156,7 +156,7 @@ def _too_large(address: str, what: str) -> ImageError:
 
 
 def _reason(error: BaseException) -> str:
-    """Say in a few words why no file came."""
+    """Return in a few words why the download failed."""
     if isinstance(error, MaxRetryError) and error.reason is not None:
         error = error.reason
     if isinstance(error, _Refusal):

@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PartFile:
-    """The bytes of a file that came so far; a `.state` file beside them names their version.
+    """The bytes of a file received so far; a `.state` file beside them names their version.
 
     Attributes:
         path: of the bytes.
@@ -23,7 +23,7 @@ class PartFile:
 
     @property
     def size(self) -> int:
-        """The number of bytes that came so far."""
+        """The number of bytes received so far."""
         return self.path.stat().st_size if self.path.exists() else 0
 
     @property
@@ -33,7 +33,7 @@ class PartFile:
             state = json.loads(self._state_path.read_text())
         except (OSError, ValueError):
             return {}
-        # a state that was cut short by a power cut is unknown, too
+        # a truncated state file, after a power cut, counts as unknown
         return state if isinstance(state, dict) else {}
 
     @property
@@ -46,7 +46,7 @@ class PartFile:
         return self.path.with_suffix(".state")
 
     def begin(self, version: str, length: int | None) -> None:
-        """Note what is about to come, before its first byte: without it nothing can be continued.
+        """Record version and length before the first byte: without them no transfer can be resumed.
 
         Raises:
             OSError: it cannot be written, or the disk is too full for the rest.
@@ -59,7 +59,7 @@ class PartFile:
             raise OSError(errno.ENOSPC, f"{needed / 1e6:.1f} MB needed, {free / 1e6:.1f} MB free")
 
     def discard(self) -> None:
-        """Delete what came."""
+        """Delete the received bytes."""
         self.path.unlink(missing_ok=True)
         self._state_path.unlink(missing_ok=True)
 

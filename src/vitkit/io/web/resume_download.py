@@ -70,7 +70,7 @@ def receive(
         except WebError as error:
             if not error.broken:
                 raise
-            # A large file over a bad line needs many attempts; those that bring bytes are free.
+            # A bad connection needs many attempts; those that make progress do not count.
             if part.size > most and continued < MOST_CONTINUED:
                 left, most, continued = attempts, part.size, continued + 1
                 time.sleep(PAUSE)
@@ -86,7 +86,7 @@ def _request(
     address: str, part: PartFile, attempts: Attempts, expected: int | None, show_progress: bool
 ) -> None:
     """Ask for the rest of a file if it is unchanged, else for all of it."""
-    # complete since an earlier call, which ended before the file was checked
+    # complete already: an earlier call ended before the file was checked
     if part.size and part.size == part.state.get("length"):
         if expected in (None, part.size):
             return
@@ -144,7 +144,7 @@ def _version(response: urllib3.BaseHTTPResponse) -> str:
 def _chunks(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
     while True:
         try:
-            # `read` would lose what came before a reset
+            # `read` would lose the bytes received before a reset
             chunk = response.read1(CHUNK_SIZE, decode_content=False)
         except (HTTPError, OSError) as error:
             raise WebError(str(error) or type(error).__name__, broken=True) from None

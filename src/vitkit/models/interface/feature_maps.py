@@ -120,7 +120,7 @@ class FeatureMaps(nn.Module):
 
 
 def _remove_unused(model: Backbone, depth: int, norm: bool) -> None:
-    """Remove all that maps of the first `depth` blocks do not need; the spec follows."""
+    """Remove everything that maps of the first `depth` blocks do not need, also in the spec."""
     old = model.spec
     model.reset_classifier(0)
     drop_path = old.drop_path

@@ -1,4 +1,4 @@
-"""Tokens of inner layers, as sequences or as maps: the calls of timm and of DINOv2."""
+"""Tokens of intermediate layers, as sequences or as maps: the methods of timm and DINOv2."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The concerns of a run between its steps, one a module."""
+"""Callbacks of a run, one per module."""

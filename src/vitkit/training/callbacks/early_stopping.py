@@ -1,4 +1,4 @@
-"""Early stopping by `patience`, and the other ends of a run: last step, signal, deadline."""
+"""The ends of a run: early stopping by `patience`, last step, signal, deadline."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Stop(Callback):
 
     def on_start(self, trainer: Trainer) -> None:
         """End a resumed run whose patience was over already."""
-        # an epoch that is still to be validated may be the better one
+        # an epoch that is not validated yet may be better
         if not trainer.progress.unvalidated and (why := self.out_of_patience()):
             trainer.end(why)
 
@@ -41,8 +41,8 @@ class Stop(Callback):
         """End within an epoch."""
         step, world = trainer.progress.step, self.run.world
         if step % trainer.steps_per_epoch == 0:
-            return  # `after_epoch` looks at the same
-        # with the results of a step all processes know of a signal to one
+            return  # `after_epoch` checks the same
+        # the results of a step tell all processes of a signal to one of them
         signum = result.signum if world.size > 1 else self.run.stop.signum
         if signum:
             trainer.end(error=self.run.interrupted(signum))
@@ -69,7 +69,7 @@ class Stop(Callback):
 
 @dataclass(frozen=True)
 class Deadline:
-    """The time at which the training of a run must be over.
+    """The time at which training must end.
 
     Attributes:
         ends: by the clock, in seconds.
@@ -100,7 +100,7 @@ class KeepDeadline(Callback):
         self._written = time.monotonic()
 
     def after_epoch(self, trainer: Trainer) -> None:
-        """End the run if its time is over; else plan for the epochs that fit."""
+        """End the run at the deadline; else plan for the epochs that fit."""
         if trainer.progress.step >= trainer.last_step:
             return
         now, epoch = self.deadline.clock(), trainer.epoch
@@ -124,7 +124,7 @@ class KeepDeadline(Callback):
         plan = self.run.plan
         if epochs == plan.config.epochs:
             return
-        # far fewer epochs than planned must not be warm-up alone
+        # far fewer epochs than planned must not be all warm-up
         warmup = limit_warmup(self._warmup, epochs)
         plan = plan.with_settings({"epochs": epochs, "warmup_epochs": warmup})
         self.run.plan = plan

@@ -1,4 +1,4 @@
-"""Callbacks for the moving average of the weights (EMA), and for the mode of frozen parts."""
+"""Callbacks that update the EMA of the weights, and set the mode of frozen parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Validation after each epoch, with the scores that `vitkit eval` gives of the same weights."""
+"""Validation after each epoch, with the same scores as `vitkit eval`."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from vitkit.training.run import Run
 
 @contextmanager
 def saved_when_images_fail(run: Run, save: Save) -> Iterator[None]:
-    """Save before an error of images or of a user's code leaves the block; add how to go on.
+    """Save the run before an error of images or user code leaves the block; add how to resume.
 
     Raises:
         ImageError, DataError, UserCodeError, LoaderError: the error, with the command to resume.
@@ -38,7 +38,7 @@ def saved_when_images_fail(run: Run, save: Save) -> Iterator[None]:
 
 
 def _save_and_describe(run: Run, save: Save) -> str:
-    """Save what is not saved yet; return at which step the run stopped, and what is saved."""
+    """Save the steps that are not saved yet; return the step at which the run stopped."""
     saved = "everything is saved"
     if not save.save_between_steps():  # one of several processes
         saved = run.folder.last_state_hint()

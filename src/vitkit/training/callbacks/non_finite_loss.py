@@ -56,7 +56,7 @@ class HandleBadNumbers(Callback):
 
     def _refuse_bad_weights(self, trainer: Trainer) -> None:
         """Raise `NonFiniteError` for weights that are not finite numbers, in all processes."""
-        # a rate far too high overflows them with a gradient that is finite
+        # with a far too high rate weights overflow although the gradient is finite
         weights = (local_tensor(weight) for weight in self.run.model.parameters())
         is_bad = not all(bool(weight.isfinite().all()) for weight in weights)
         if self.run.world.all_reduce_max(int(is_bad)):
@@ -70,7 +70,7 @@ class HandleBadNumbers(Callback):
         """Raise `NonFiniteError` far above ln K, the cross-entropy of a uniform guess."""
         config, chance = self.run.plan.config, math.log(self.run.plan.spec.num_classes)
         train_loss = trainer.progress.mean_loss
-        # ln K bounds no other loss
+        # ln K is a bound for cross-entropy only
         labels_alone = config.loss == "cross-entropy" and config.teacher is None
         # of two classes twice ln K is 1.39, which a few bad steps may exceed
         if labels_alone and train_loss > max(2 * chance, chance + 2):
@@ -82,11 +82,11 @@ class HandleBadNumbers(Callback):
 
 
 def describe_bad_step(run: Run, result: StepResult, rate: float) -> str:
-    """Name what was not finite in the last step, with the images of its batch."""
+    """Name the non-finite value of the last step, with the images of its batch."""
     step, plan = run.progress.step - 1, run.plan
     indices, where = plan.steps.indices(step), ""
     if run.world.size > 1 and result.rank is not None:
-        # every process has each n-th image of the batch
+        # each of n processes has every n-th image of the batch
         indices = indices[result.rank :: run.world.size]
         where = f" on rank {result.rank}"
     split = plan.dataset.splits["train"]

@@ -40,7 +40,7 @@ class ReportProgress(Callback):
         self.run, self.plan, self.log = run, run.plan, run.log
         self._meter = StepTimer()
         self._start = self._epoch = self._warm = self._pace = TimingSnapshot()
-        # Long ago, so that the first epoch is looked at.
+        # Long ago, so that the first epoch has examples.
         self._looked = -LOOK_EVERY
         settings = self.plan.config.to_json()
         train = self.plan.dataset.splits["train"]
@@ -50,7 +50,7 @@ class ReportProgress(Callback):
             self._watch = ReferenceMonitor(reference, settings, len(train))
 
     def watched(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Start the timing, and yield the batches while the wait for them is measured."""
+        """Yield the batches, and measure the time spent waiting for them."""
         self._start = self._epoch = self._meter.read()
         return self._meter.watched(self._report_failures(batches))
 
@@ -60,7 +60,7 @@ class ReportProgress(Callback):
             yield batch
 
     def before_epoch(self, trainer: Trainer) -> None:
-        """Restart the epoch's timing: what came between two epochs counts for neither."""
+        """Restart the epoch's timing: the time between two epochs counts for neither."""
         self._epoch = self._meter.read()
 
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
@@ -90,7 +90,7 @@ class ReportProgress(Callback):
         return step % interval == 0 or step == last_step or ends_short_epoch
 
     def after_epoch(self, trainer: Trainer) -> None:
-        """Write the row and the line of a validated epoch, and its examples now and then."""
+        """Log a validated epoch, and sometimes example predictions."""
         result, progress = self.run.epoch_result, self.run.progress
         assert result is not None, "after `Evaluate`"
         self._write_row(result, progress)
@@ -118,7 +118,7 @@ class ReportProgress(Callback):
         # the row fits 80 columns; metrics.csv has the other scores
         if validation:
             row += [f"val_loss {validation['loss']:.4f}", f"top1 {validation['top1']:.4f}"]
-        # a resumed run may have the validation of an epoch left, and none of its steps
+        # a resumed run may only validate an epoch, without making steps of it
         if self._pace.steps:
             row.append(f"{self._pace.images_per_s:,.0f} images/s")
         if is_better:

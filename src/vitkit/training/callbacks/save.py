@@ -45,16 +45,16 @@ class Save(Callback):
         step, every = trainer.progress.step, self.run.plan.config.save_every
         if step % trainer.steps_per_epoch == 0:
             return
-        if trainer.is_ending:  # before the state: a run that is killed in between makes both again
+        if trainer.is_ending:  # before the state: a run killed in between repeats both
             self.save_weights(self.run.folder.last)
         if trainer.is_ending or (every and step % every == 0):
             self.save_state()
 
     def after_epoch(self, trainer: Trainer) -> None:
-        """Save the best weights; and the last ones with the state, where they are due."""
+        """Save the best weights; and the last weights with the state, if they are due."""
         run, epoch = self.run, self.run.epoch_result
         assert epoch is not None, "after `Evaluate`"
-        # the best weights before the state: a run that is killed in between makes both again
+        # the best weights before the state: a run killed in between repeats both
         metrics = {"val": epoch.validation}
         if epoch.is_best:
             self.save_weights(run.folder.best, metrics, epoch.model)
@@ -67,7 +67,7 @@ class Save(Callback):
         run.epoch_result = None  # the gathered weights of a sharded model are large
 
     def on_end(self, trainer: Trainer) -> None:
-        """Save the steps since the last state, where a callback ended the run before a step."""
+        """Save the steps since the last state, if a callback ended the run before a step."""
         self._save_rest()
         if not self.run.world.broadcast_from_main(self.run.folder.last.exists):
             self.save_weights(self.run.folder.last)
@@ -85,7 +85,7 @@ class Save(Callback):
         run.count_time()
         run.log.flush()
         self._save_held_out()
-        # config.yaml may be edited by hand; the state's own settings count then
+        # config.yaml may be edited by hand; the settings in the state count
         settings = run.plan.config.to_json()
         save_state(run.folder.state, run.registry, run.progress.step, run.world, settings)
         self._saved_at, self.saved_step = time.monotonic(), run.progress.step
@@ -112,7 +112,7 @@ class Save(Callback):
         world.broadcast_from_main(lambda: write_weights(path, model, self.run, metrics or {}))
 
     def save_between_steps(self) -> bool:
-        """Save what is not saved yet; returns False where several processes cannot do that."""
+        """Save the steps that are not saved yet; return False if several processes cannot."""
         if self.run.world.size > 1:
             return False
         self._save_rest()
@@ -125,7 +125,7 @@ class Save(Callback):
 
 
 class SaveBeforeValidation(Callback):
-    """Writes the state of an epoch's last step first: validation may be long, and be killed.
+    """Saves the state before validation, which may be long, and be killed.
 
     Args:
         save: decides whether this epoch's end saves.
@@ -136,7 +136,7 @@ class SaveBeforeValidation(Callback):
 
     def after_epoch(self, trainer: Trainer) -> None:
         """Save the state, where it is due and not there yet."""
-        if self.save.saved_step == trainer.progress.step:  # resumed right here
+        if self.save.saved_step == trainer.progress.step:  # resumed at this step
             self.save.is_due = True
             return
         self.save.check_due(trainer.last_step)

@@ -25,7 +25,7 @@ def _shorten_warmup(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
     if config.warmup_epochs < config.epochs:
         return config, []
     default = recipe_settings(config.recipe).get("warmup_epochs")
-    if config.warmup_epochs != default:  # given by the user: it is refused later
+    if config.warmup_epochs != default:  # given by the user: refused later
         return config, []
     shorter = config.epochs / 10
     epochs = plural(config.epochs, "epoch")

@@ -29,7 +29,7 @@ IMAGES_LOOKED_AT = 4
 
 
 def check_model(config: TrainConfig, spec: ViTSpec) -> None:
-    """Refuse frozen parts that do not exist, nothing left to train, and impossible image sizes.
+    """Refuse frozen parts that do not exist, a model frozen as a whole, and impossible image sizes.
 
     Args:
         config: the settings.
@@ -39,7 +39,7 @@ def check_model(config: TrainConfig, spec: ViTSpec) -> None:
         SettingError: names the flag.
     """
     if config.freeze or config.freeze_blocks:
-        with torch.device("meta"):  # names and shapes alone, without memory for the weights
+        with torch.device("meta"):  # names and shapes only, without memory for the weights
             model = ViT(spec)
             frozen = freeze_parts(model, config, config.opt or USUAL["opt"])
         trains_head_alone = all(
@@ -90,7 +90,7 @@ def check_head(
 
 
 def check_warmup(settings: RunConfig, steps_per_epoch: int) -> None:
-    """Refuse a warm-up, counted in steps, that is the whole run or, for `rsqrt`, nothing.
+    """Refuse a warm-up that covers all steps or, for `rsqrt`, has none.
 
     Raises:
         SettingError: names the flag.
@@ -145,7 +145,7 @@ def check_data(config: TrainConfig, dataset: Dataset) -> None:
 
 
 def note_on_colours(config: TrainConfig, spec: ViTSpec, images: Split) -> list[str]:
-    """Return at most one line, on colour images in a model of one channel that a recipe chose.
+    """Return at most one line, on colour images for a recipe's model with one channel.
 
     Args:
         config: the settings.

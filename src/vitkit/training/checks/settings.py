@@ -29,12 +29,12 @@ def check_settings(config: TrainConfig, processes: int, *, goes_on: bool = False
     Args:
         config: the settings.
         processes: number of processes that share every batch.
-        goes_on: a stopped run goes on; an older one may have statistics that are refused now.
+        goes_on: a run is resumed; an older one may have statistics that are refused now.
 
     Raises:
         SettingError: settings that contradict each other, or that would be ignored.
     """
-    # first, as the other messages take it for granted that a setting has an effect
+    # first, as the other messages assume that every setting has an effect
     refuse_unused(config)
     check_steps(config, processes)
     check_optimizer(config.opt or USUAL["opt"])
@@ -50,7 +50,7 @@ def check_settings(config: TrainConfig, processes: int, *, goes_on: bool = False
 
 
 def check_steps(config: TrainConfig, processes: int) -> None:
-    """Check the settings of schedule, batch and augmentation, as far as they are decided.
+    """Check the settings of schedule, batch and augmentation that are not left open.
 
     Args:
         config: the settings; those that follow from the data may be open.
@@ -195,7 +195,7 @@ def _check_sharding(config: TrainConfig, processes: int) -> None:
 
 
 def _check_search(config: TrainConfig, processes: int) -> None:
-    """Check that the search for a rate or a batch size has one process, and the batch whole."""
+    """Check that the search for a rate or a batch size has one process and no accumulation."""
     searches = [flag_name(name) for name in ("find_lr", "find_batch_size") if getattr(config, name)]
     if not searches:
         return
@@ -209,7 +209,7 @@ def _check_search(config: TrainConfig, processes: int) -> None:
             f"{searches[0]} measures the model without its teacher, which "
             "needs time and memory too; run it without --teacher, then pass the value it finds"
         )
-    # a part of a batch would fit where the whole one does not
+    # a micro-batch would fit where the whole batch does not
     if config.find_batch_size and config.grad_accum_steps > 1:
         raise SettingError("--find-batch-size measures whole batches; leave out --grad-accum-steps")
 
@@ -217,7 +217,7 @@ def _check_search(config: TrainConfig, processes: int) -> None:
 def _check_probe(config: TrainConfig, processes: int) -> None:
     if config.probe is None:
         return
-    # features of random weights tell nothing about a dataset
+    # features of random weights are meaningless
     if config.pretrained is None:
         raise SettingError("--probe needs the features of trained weights; pass --pretrained")
     if processes > 1:

@@ -36,7 +36,7 @@ def refuse_unused(config: TrainConfig) -> None:
 
 
 def reset_unused(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
-    """Reset what only the recipe has for a feature that is off to its default.
+    """Reset settings that come from the recipe only and belong to a feature that is off.
 
     Returns:
         The settings, and at most one line that names those that were reset.
@@ -98,7 +98,7 @@ def _notes_beyond_end(config: RunConfig, total_steps: int) -> list[str]:
 
 
 def _notes_on_processes(config: TrainConfig, processes: int) -> list[str]:
-    """Return at most one line, on settings that need several processes where there is one."""
+    """Return at most one line, on settings that need several processes in a run with one."""
     names = _set(config, fields_where(TrainConfig, several_processes=True))
     if processes > 1 or not names:
         return []
@@ -115,7 +115,7 @@ def _notes_on_random_weights(config: TrainConfig) -> list[str]:
 
 
 def note_on_probe(config: TrainConfig) -> str | None:
-    """Return a line that names the settings of steps, which a probe ignores; None without any."""
+    """Return a line on the settings of steps, which a probe ignores; None without any."""
     ignored = _set(config, fields_where(TrainConfig, with_probe="ignored"))
     if config.amp not in ("auto", "off"):
         ignored.append("amp")
@@ -125,7 +125,7 @@ def note_on_probe(config: TrainConfig) -> str | None:
 
 
 def _find_unused(config: TrainConfig) -> Iterator[Unused]:
-    """Yield settings that have no effect, beginning with the most far-reaching cause."""
+    """Yield settings that have no effect, the most general cause first."""
     if config.probe is not None:
         yield from _refused_with_probe(config)
     yield from _of_another_loss(config)
@@ -164,7 +164,7 @@ def _of_another_loss(settings: OptimizerSettings) -> Iterator[Unused]:
 
 
 def _of_features_that_are_off(config: TrainConfig) -> Iterator[Unused]:
-    """Yield details, such as `mixup_prob`, of features, such as `mixup`, that are not on."""
+    """Yield details, such as `mixup_prob`, of features that are off, such as `mixup`."""
     details: dict[tuple[str, ...], list[str]] = {}
     for name, meaning in meanings(TrainConfig).items():
         if meaning.only_with:
@@ -202,7 +202,7 @@ def _of_another_optimizer(config: TrainConfig) -> Iterator[Unused]:
 
 
 def _overruled(config: TrainConfig) -> Iterator[Unused]:
-    """Yield settings that a choice of another setting leaves without effect."""
+    """Yield settings that have no effect because of the value of another setting."""
     if config.sched == "constant" and _set(config, ["min_lr"]):
         yield Unused(
             ["min_lr"],
@@ -238,7 +238,7 @@ def _overruled(config: TrainConfig) -> Iterator[Unused]:
 
 def _changes_images(settings: AugmentationSettings) -> bool:
     """Return True if training images are changed at random."""
-    # what is left open will have its usual value, or change images more
+    # a setting left open gets its usual value, or a stronger augmentation
     names = ("flip", "shift", "crop_scale")
     given = {name: getattr(settings, name) for name in names}
     decided = USUAL | {name: value for name, value in given.items() if value is not None}

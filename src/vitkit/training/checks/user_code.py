@@ -15,7 +15,7 @@ def check_user_code(config: TrainConfig) -> None:
     if config.transform is not None:
         import_transform(config.transform)
     load_metrics(config.metrics)
-    # only imported: to make one here could have effects before the run is accepted
+    # only imported: an instance could have side effects before the run is accepted
     for name in config.callbacks:
         import_setting("callbacks", name)
 

@@ -67,7 +67,7 @@ def to_yaml(settings: Mapping[str, Any]) -> str:
 def _parse(path: Path, text: str) -> Any:
     """Return the content of a YAML text; raise `SettingError` with the line where it is not one."""
     try:
-        # pure: YAML 1.2, in which 1e-3 is a number
+        # pure: YAML 1.2, which reads 1e-3 as a number
         return YAML(typ="safe", pure=True).load(text)
     except MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
@@ -78,7 +78,7 @@ def _parse(path: Path, text: str) -> Any:
 
 
 def _line(text: str, key: str) -> str:
-    """Return `:` and the number of a key's line, or nothing where the text spells it otherwise."""
+    """Return `:` and the line number of a key, or "" if the key is not found in the text."""
     for number, row in enumerate(text.splitlines(), 1):
         if row.startswith(f"{key}:"):
             return f":{number}"

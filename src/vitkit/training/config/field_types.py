@@ -1,4 +1,4 @@
-"""Types of settings: numbers within a range, choices, and values that are read leniently."""
+"""Types of settings: numbers within a range, choices, and values with lenient parsing."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def stored_as_text(setting: str) -> BeforeValidator:
 
 
 def _number_as_text(value: Any) -> Any:
-    # bool is an int, too, and is refused later: no policy is named True
+    # a bool is an int, too; it is refused later, as no policy is named True
     return str(value) if isinstance(value, int) else value
 
 

@@ -1,4 +1,4 @@
-"""The words of other programs for the settings of vitkit, and for flags of its other verbs.
+"""Names in other programs for the settings of vitkit, and for flags of its other verbs.
 
 A word stands for one setting or several, `spec.` before a field of the model, or for a sentence on
 what to do instead, which ends with a full stop. Words are compared without case, dashes and
@@ -240,7 +240,7 @@ def letters(name: str) -> str:
 
 
 def meaning_of(word: str) -> str | None:
-    """Return what a word of another program stands for in vitkit, or None if it is none.
+    """Return what another program's name stands for in vitkit; None if it is unknown.
 
     That is one or more settings, or a sentence, which ends with a full stop.
 

@@ -38,7 +38,7 @@ def layered(*layers: Mapping[str, Any]) -> Settings:
             if any(_is_set(layer, name) for name in synonyms):
                 for name in synonyms:
                     _remove(merged, name)
-        # the fields of a spec mean something for their own model alone
+        # the fields of a spec belong to one model
         if layer.get("model", merged["model"]) == merged["model"]:
             spec = {**merged["spec"], **spec}
         merged |= {**layer, "spec": dict(spec)}

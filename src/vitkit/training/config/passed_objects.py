@@ -1,4 +1,4 @@
-"""Settings that were passed as Python objects, and the names that stand for them in config.yaml."""
+"""Settings passed as Python objects, and the names that stand for them in config.yaml."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def with_names(settings: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
             texts[name] = named(name, value)
         elif name in LISTS:
             several = value if isinstance(value, list | tuple) else [value]
-            if value is None:  # as an empty list
+            if value is None:  # like an empty list
                 several = ()
             texts[name] = [named(name, entry) for entry in several]
         else:
@@ -105,7 +105,7 @@ def refuse_missing(config: TrainConfig) -> None:
     def is_missing(text: str) -> bool:
         return not is_given(text) and (text.startswith(MEMORY_PREFIX) or names_an_object(text))
 
-    # of data the address, of functions and objects the name: both were given by an earlier call
+    # the address of data, the name of functions and objects: both from an earlier call
     missing = _settings_where(config, is_missing)
     if not missing:
         return
@@ -134,13 +134,13 @@ def resume_command(config: TrainConfig, root: Path) -> str | None:
 
 
 def refuse_passed(config: TrainConfig) -> None:
-    """Refuse objects of this process where other processes are started.
+    """Refuse objects that exist in this process only, if other processes are started.
 
     Raises:
         SettingError: names the setting and the object.
     """
     for name, text in passed_settings(config).items():
-        # `data` is no importable object: only a script that every process runs has it
+        # `data` cannot be imported: only a script that every process runs has it
         mend = "" if name == "data" else "define it at the top level of a module, or "
         raise SettingError(
             f"devices {config.devices} starts processes of their own, and {name} {text} exists in "

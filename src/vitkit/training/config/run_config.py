@@ -1,4 +1,4 @@
-"""`RunConfig`: the settings of a run, with those decided that follow from the data."""
+"""`RunConfig`: the settings of a run, including those derived from the data."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ model that is named."""
 
 
 def left_open(config: TrainConfig) -> list[str]:
-    """Return the names of the settings that will follow from the data."""
+    """Return the names of the settings that will be derived from the data."""
     names = [name for name in USUAL if getattr(config, name) is None]
     if leaves_model_open(config):
         names += ["model", "spec"]

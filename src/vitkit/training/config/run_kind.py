@@ -1,4 +1,4 @@
-"""The settings that two runs share if they are repeats of each other."""
+"""The settings that two runs share if they are repeats (other seeds) of each other."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def kind_of_run(settings: Mapping[str, Any]) -> dict[str, Any] | None:
     """
     not_compared = fields_where(TrainConfig, resume="not compared")
     without_weight = fields_where(TrainConfig, changes_result=False)
-    # these may be at another path on resume, and make another run all the same
+    # these may have another path on resume, but they define the run
     ignored = {*not_compared, *without_weight} - {"data", "relabel", "teacher", "start"}
-    # a setting that is newer than the run had its usual value
+    # a setting newer than the run had its default
     known = USUAL | dict(settings) if settings else {}
     kind = {name: value for name, value in known.items() if name not in ignored}
     start = kind.get("start")

@@ -1,4 +1,4 @@
-"""Other names of a setting: those of other programs, second names of a flag, camel case."""
+"""Other names of a setting: names in other programs, second names of a flag, camel case."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vitkit.training.config.foreign_names import letters, meaning_of
 def hint_on(
     word: str, known: Iterable[str], second: Mapping[str, str], *, as_flags: bool = False
 ) -> str:
-    """Return the end of a message that a name does not exist: what it is called here.
+    """Return the end of a message on an unknown name: what it is called in vitkit.
 
     >>> hint_on("learning_rate", ["lr"], {}), hint_on("--batchSize", ["batch_size"], {})
     ("; vitkit calls it 'lr'", "; vitkit calls it 'batch_size'")

@@ -1,4 +1,4 @@
-"""Decide the settings that were left open by the training images: model, batch, epochs, rate."""
+"""Derive the open settings from the training images: model, batch size, epochs, rate."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def chooses_model(config: TrainConfig) -> bool:
 def decide_settings(
     config: TrainConfig, dataset: Dataset, processes: int = 1
 ) -> tuple[RunConfig, str]:
-    """Decide the settings that were left open; a pure function of settings and data.
+    """Derive the open settings; a pure function of settings and data.
 
     What a setting, a recipe or a stopped run names is never changed.
 
@@ -101,7 +101,7 @@ def _model_settings(config: TrainConfig, train: Split) -> Settings:
     side = config.img_size or (named if isinstance(named, int) else None)
     recipe = scratch_settings(size, statistics, side=side)
     names = [*USUAL, "model", "spec"]
-    # other crops than the whole image are the user's choice
+    # crops of a part of the image are the user's choice
     if config.fit is None and config.crop_ratio is None:
         names.append("fit")
     settings = {name: recipe[name] for name in names if name in recipe}
@@ -132,7 +132,7 @@ def _steps(
 
 
 def _describe(config: TrainConfig, decided: RunConfig, images: int) -> str:
-    """Return a line on what was chosen and what may be better; empty where nothing was chosen."""
+    """Return a line on the chosen settings and better alternatives; empty if none was chosen."""
     if config.probe is not None:
         return ""
     parts = []
@@ -154,7 +154,7 @@ def _describe(config: TrainConfig, decided: RunConfig, images: int) -> str:
         parts.append(f"batch {decided.batch_size}")
     if config.epochs is None:
         parts.append(plural(decided.epochs, "epoch"))
-    if not parts:  # all was given
+    if not parts:  # all settings were given
         return ""
     if config.lr is None:
         parts.append(f"lr {decided.lr:g}")

@@ -52,7 +52,7 @@ class ImageStatistics:
         if split.is_remote:  # from the first shards, as each one is a download
             last = min(last, SAMPLE - 1)
         indices = np.unique(np.linspace(0, last, SAMPLE).astype(int))
-        # Decoded, not only their headers: grey or colour is in the pixels.
+        # Decoded, as the header does not tell grey images from colour.
         images = [split.read(int(index)) for index in indices]
         sizes = {image.shape[:2] for image in images}
         return cls(

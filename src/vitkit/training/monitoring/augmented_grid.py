@@ -29,7 +29,7 @@ def save_augmented_grid(
     Raises:
         OutputError: the file cannot be written.
     """
-    # Augmentation is a function of seed, epoch and index: the first step will see the same images.
+    # Augmentation is a function of seed, epoch and index: the first step gets the same images.
     sheet = augmented_grid(transform(batch, step=0), batch, transform.preprocess, classes)
     try:
         Image.fromarray(sheet).save(path)
@@ -72,7 +72,7 @@ def fed_labels(fed: ModelInputs, batch: Batch, classes: tuple[str, ...]) -> list
         return [[Line(label)] for label in labels]
     weight = fed.mixture.weight
     captions = []
-    # Every image is mixed with the one at the same place from the end of the batch.
+    # Image i is mixed with image B - 1 - i.
     for label, partner in zip(labels, labels[::-1], strict=True):
         if label == partner:
             captions.append([Line(label)])

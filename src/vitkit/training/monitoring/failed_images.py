@@ -20,7 +20,7 @@ class FailedImages:
     def __call__(self, failed: Sequence[str]) -> None:
         """Count the images of a batch that failed, from a line for each."""
         self._count += len(failed)
-        # The same image may fail twice in a batch, and again in every epoch.
+        # An image may fail twice in a batch, and again in every epoch.
         for line in dict.fromkeys(failed):
             if line not in self._named:
                 self._log(f"{line}; another image of its class is used instead")

@@ -172,7 +172,7 @@ def _parse_line(line: str) -> tuple[str, float, dict[str, Any]]:
         step, kind = values["step"], values["kind"]
     except (ValueError, LookupError, TypeError):
         return "", math.inf, {}
-    if not isinstance(step, int):  # valid JSON, but another program's
+    if not isinstance(step, int):  # valid JSON, but not written by vitkit
         return "", math.inf, {}
     return str(kind), float(step), values
 

@@ -88,7 +88,7 @@ def write_confusion(
     """
 
     def draw() -> NotebookFigure:
-        # imported here: a run needs matplotlib at its end only
+        # imported here: a run needs matplotlib only at its end
         from vitkit.plots.confusion import draw_confusion
 
         return draw_confusion(counts, classes, SPLIT_TITLES[split])

@@ -27,7 +27,7 @@ P = ParamSpec("P")
 def _first_process_only(
     method: Callable[Concatenate[RunLog, P], None],
 ) -> Callable[Concatenate[RunLog, P], None]:
-    """Decorate a method of `RunLog` that must do nothing in the other processes of a run."""
+    """Decorate a method of `RunLog` that does nothing except in the first process of a run."""
 
     @wraps(method)
     def filtered(self: RunLog, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -45,7 +45,7 @@ class RunLog:
         total: steps of the whole run, for the progress bar.
         done: steps done before, on resume.
         unvalidated: the epoch that ends with step `done` is validated again.
-        quiet: print nothing on the terminal; the files are written all the same.
+        quiet: print nothing on the terminal; the files are still written.
         writes: False in every process but the first: nothing is opened, printed or written.
     """
 
@@ -102,7 +102,7 @@ class RunLog:
 
     @_first_process_only
     def open_curves(self) -> None:
-        """Open TensorBoard's file, once it is certain that the run goes on in its folder.
+        """Open TensorBoard's file, once it is certain that the run uses this folder.
 
         Raises:
             OutputError: it cannot be written.
@@ -146,7 +146,7 @@ class RunLog:
 
     @_first_process_only
     def scored(self, split: str, step: int, values: Numbers) -> None:
-        """Log the scores of a split that is evaluated once: test, or any split by a probe."""
+        """Log the scores of a split that is evaluated once: test, or any split of a probe."""
         named = {f"{split}_{name}": value for name, value in values.items()}
         add_line(self._run, split, {"step": step, **named})
         self._add_scalars(named, step, at_end=True)
@@ -185,6 +185,6 @@ class RunLog:
                 self._drop_tracker(tracker, failure)
 
     def _drop_tracker(self, tracker: Tracker, failure: Exception) -> None:
-        # a service that has failed once may hold up every step
+        # a service that failed once may delay every step
         self._trackers.remove(tracker)
         self.info(f"{tracker.name} failed: {failure}; the run continues without it")

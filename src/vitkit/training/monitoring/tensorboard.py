@@ -44,7 +44,7 @@ class TensorBoardFiles:
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
-        # Set by `open`, once it is certain that the run goes on in its folder.
+        # Set by `open`, once it is certain that the run uses this folder.
         self._curves: SummaryWriter
         self._end: SummaryWriter | None = None
         self._open: list[SummaryWriter] = []
@@ -63,7 +63,7 @@ class TensorBoardFiles:
         with self._errors():
             self._curves = SummaryWriter(str(self._run.tensorboard), purge_step=purge_step)
         self._open.append(self._curves)
-        # the values of the step itself were dropped with those of its validation
+        # the values of the step itself were dropped with its validation
         if unvalidated:
             self.add_scalars(tagged(step_line(self._run, done)), done)
 
@@ -108,10 +108,10 @@ class TensorBoardFiles:
             writer.close()
 
     def _writer(self, at_end: bool) -> SummaryWriter:
-        """Return the writer of the curves, or that of the end of a run."""
+        """Return the writer of the curves, or the writer for the end of a run."""
         if not at_end:
             return self._curves
-        # The file of an earlier end is replaced, else its values would be shown twice.
+        # The file of an earlier end of the run is replaced, or its values would be shown twice.
         if self._end is None:
             for earlier in self._run.tensorboard.glob(f"events.out.tfevents.*{END}"):
                 earlier.unlink()

@@ -26,7 +26,7 @@ MOST_LINES = 50
 
 
 def epochs_per_line(epochs: int) -> int:
-    """Return the n of "every n-th epoch has a line".
+    """Return n, where every n-th epoch has a line.
 
     >>> epochs_per_line(50), epochs_per_line(120)
     (1, 3)
@@ -35,7 +35,7 @@ def epochs_per_line(epochs: int) -> int:
 
 
 class _Console(Console):
-    """A console that becomes quiet when it cannot be written to, so that the run continues.
+    """A console that becomes quiet if writing fails, so that the run continues.
 
     Its reader may have ended (`| head`), the terminal may be closed, or the output may go to a full
     disk. All lines are in train.log.

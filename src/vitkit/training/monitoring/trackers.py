@@ -73,7 +73,7 @@ class WandB(Tracker):
 
     @staticmethod
     def failures() -> Failures:
-        """Return its own errors, and those of the network."""
+        """Return the service's own errors, and network errors."""
         return (OSError, importlib.import_module("wandb").Error)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
@@ -102,7 +102,7 @@ class MLflow(Tracker):
 
     @staticmethod
     def failures() -> Failures:
-        """Return its own errors, and those of the network."""
+        """Return the service's own errors, and network errors."""
         return (OSError, importlib.import_module("mlflow").MlflowException)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
@@ -122,7 +122,7 @@ def check_trackers(names: Iterable[TrackerName]) -> None:
     for name in names:
         try:
             importlib.import_module(name)
-        except ImportError:  # refused before anything is written
+        except ImportError:  # refused before any file is written
             raise MissingExtraError(
                 f"--logger {name}: {name} is not installed; pip install {name}, or leave it out"
             ) from None
@@ -146,7 +146,7 @@ def open_trackers(
         try:
             opened.append(kind(run, settings, known.get(kind.name)))
         except kind.failures() as error:
-            # The services that have started must not show a run that never ends.
+            # Close the services that have started, or they would show a run that never ends.
             for tracker in opened:
                 tracker.close(failed=True)
             raise SettingError(
@@ -161,7 +161,7 @@ def open_trackers(
 
 def _known_identities(run: RunFolder) -> dict[str, str]:
     """Read the identity of the run in each service; empty before the first start."""
-    # so a service that joins on resume begins a new run there
+    # a service added on resume begins a new run
     if not run.trackers.exists():
         return {}
     known: dict[str, str] = json.loads(run.trackers.read_bytes())

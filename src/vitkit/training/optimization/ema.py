@@ -28,7 +28,7 @@ class EMA(Generic[Model]):
     """
 
     def __init__(self, model: Model, decay: float) -> None:
-        # A model of its own: it is evaluated as it is.
+        # A separate model, which can be evaluated directly.
         self.model: Model = copy.deepcopy(model).eval().requires_grad_(False)
         self.decay = decay
         self.updates = 0

@@ -116,14 +116,14 @@ def train_mode(model: nn.Module) -> None:
             module.eval()
     embedding = [p for name, p in model.named_parameters() if name.partition(".")[0] in EMBEDDING]
     if not any(parameter.requires_grad for parameter in embedding):
-        for name in ("embedding", "patch_drop"):  # they work on the tokens and hold none
+        for name in ("embedding", "patch_drop"):  # without parameters, but act on the tokens
             model.get_submodule(name).eval()
 
 
 def _matching(pattern: str, names: list[str], depth: int) -> set[str]:
     """Return the names that match a pattern. Raises `SettingError` if there is none."""
     matching = {n for n in names if fnmatchcase(n, pattern) or fnmatchcase(n, f"{pattern}.*")}
-    # A model may have a module of that name, which then counts.
+    # A module of that name in the model takes precedence.
     if not matching and pattern == BACKBONE:
         matching = {n for n in names if not is_of_head(n)}
     if not matching:

@@ -43,7 +43,7 @@ class BatchedMuon(optim.Muon):
             batches: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
             for number, matrix in enumerate(group["params"]):
                 if matrix.grad is not None:
-                    # A large matrix gets a batch of its own, by its number.
+                    # A large matrix is processed alone: its index is part of the key.
                     key = (number,) if max(matrix.shape) > LARGEST else ()
                     batches[*matrix.shape, *key].append(matrix)
             for matrices in batches.values():

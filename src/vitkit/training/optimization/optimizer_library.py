@@ -77,7 +77,7 @@ def library_optimizer(name: str, others: Iterable[str] = ()) -> OptimizerFactory
 
 @cache
 def _resume_problem(optimizer_class: OptimizerFactory) -> str | None:
-    """Try whether a run can resume with this optimizer; return one line on why it cannot."""
+    """Test whether a run can resume with this optimizer; return one line if it cannot."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         straight = [nn.Parameter(torch.randn(shape)) for shape in SHAPES]
@@ -90,7 +90,7 @@ def _resume_problem(optimizer_class: OptimizerFactory) -> str | None:
         except Exception as error:  # noqa: BLE001 - whatever a hundred optimizers raise
             return f"{type(error).__name__}: {error}"
     for expected, actual in zip(straight, resumed, strict=True):
-        # To the bit: in a run, a difference of one rounding grows.
+        # Bit-exact: in a run, a single rounding difference grows.
         if not torch.equal(expected, actual):
             return "a resumed run would not continue in the same way"
     return None

@@ -1,4 +1,4 @@
-"""Optimizers: AdamW, Adam, SGD, Muon, and those of the pytorch-optimizer library."""
+"""Optimizers: AdamW, Adam, SGD, Muon, and the optimizers of the pytorch-optimizer library."""
 
 from __future__ import annotations
 
@@ -170,13 +170,13 @@ class MuonWithAdamW(optim.Optimizer):
         """Return both states as that of one optimizer, with Muon's parameters first."""
         muon = self._muon.state_dict()
         adamw = self._adamw.state_dict()
-        first = len(self._parts)  # AdamW's parameters are numbered from here
+        first = len(self._parts)  # AdamW's parameters are numbered after Muon's
         state = muon["state"] | {first + n: values for n, values in adamw["state"].items()}
         groups = [_renumbered(group, first) for group in adamw["param_groups"]]
         return {"state": state, "param_groups": muon["param_groups"] + groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         first = len(self._parts)
         muon: dict[int, Any] = {}
         adamw: dict[int, Any] = {}

@@ -85,7 +85,7 @@ def choose_kernel(model: ViT, precision: Precision, device: torch.device) -> Att
 def _in_words(number: int) -> str:
     """Return a number to one digit: 3e8 is `300 million`."""
     rounded = float(f"{number:.1g}")
-    # rounded first: 9.6e8 is a billion
+    # rounded first: 9.6e8 becomes 1 billion
     for unit, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
         if rounded >= unit:
             return f"{rounded / unit:,.0f} {name}"
@@ -104,7 +104,7 @@ def has_fast_half(device: torch.device) -> bool:
     """
     if device.type != "cpu":
         return device.type == "cuda"
-    # Not available in every build of torch; then no feature is known.
+    # Missing in some builds of torch; then no CPU feature is known.
     features: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     # Intel has AVX512-BF16, too, but gains nothing from it.
     amd = str(features.get("cpu_name", "")).startswith("AMD")

@@ -35,7 +35,7 @@ def learning_rate(
     >>> [round(rate, 3) for rate in rates]
     [0.5, 1.0, 0.905, 0.655, 0.345, 0.095, 0.0]
     """
-    warmup = max(warmup, 1)  # a warm-up of no steps is one step at the peak
+    warmup = max(warmup, 1)  # without warm-up, the first step is at the peak
     if step < warmup:
         return peak * (step + 1) / warmup
     # + 1: the last step is number total - 1, and has t = 1.

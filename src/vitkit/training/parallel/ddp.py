@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def data_parallel(objective: nn.Module, model: nn.Module, world: ProcessGroup) -> nn.Module:
-    """Wrap the objective in DDP where several processes have a whole model each.
+    """Wrap the objective in DDP if several processes each hold the whole model.
 
     Args:
         objective: model and loss in one module.
@@ -33,7 +33,7 @@ def data_parallel(objective: nn.Module, model: nn.Module, world: ProcessGroup) -
     return nn.parallel.DistributedDataParallel(
         objective,
         process_group=world.group,
-        # gradients lie in the buckets that are exchanged, not in memory of their own
+        # gradients are views of the communication buckets, without memory of their own
         gradient_as_bucket_view=True,
         find_unused_parameters=idle,
     )

@@ -64,7 +64,7 @@ class Rank:
 
     @property
     def document(self) -> dict[str, Any]:
-        """Its result or its error; empty if it could not write any."""
+        """Its result or its error; empty if it wrote neither."""
         try:
             document: dict[str, Any] = json.loads(self.report.read_bytes())
         except (OSError, ValueError):
@@ -161,7 +161,7 @@ def _environment(rank: int, size: int, port: int, exchange: str) -> dict[str, st
     # Otherwise every process would use all cores.
     environment.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // size)))
     if sys.platform == "linux":
-        # All processes are here; gloo would look up the name of the host, which may fail.
+        # All processes are local; otherwise gloo looks up the host name, which may fail.
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     environment |= {
         "RANK": str(rank),
@@ -170,7 +170,7 @@ def _environment(rank: int, size: int, port: int, exchange: str) -> dict[str, st
         "LOCAL_WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is here, not in rank 0
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is in this process, not in rank 0
         EXCHANGE: exchange,
     }
     return environment
@@ -183,7 +183,7 @@ def _supervise(ranks: list[Rank], stop: StopFlag, timeout: float) -> None:
     while any(rank.process.poll() is None for rank in ranks):
         now = time.monotonic()
         if deadline is not None and now > deadline:
-            return  # the caller kills those that are left
+            return  # the caller kills the remaining ones
         if stop.signum is not None and not forwarded:
             forwarded = True
             for rank in ranks:
@@ -198,7 +198,7 @@ def _supervise(ranks: list[Rank], stop: StopFlag, timeout: float) -> None:
 
 def _has_failed(rank: Rank, timeout: float, now: float) -> bool:
     if rank.stopped is not None:
-        # A batch system or a debugger may pause a process for a while.
+        # A job scheduler or a debugger may pause a process for a while.
         return now - rank.stopped[0] > timeout
     # A result is written just before the end.
     return rank.process.poll() is not None and "result" not in rank.document

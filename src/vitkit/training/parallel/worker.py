@@ -43,7 +43,7 @@ def serve(folder: Path, train: Callable[[TrainConfig, Any], Any]) -> int:
     report = report_file(folder, rank)
     try:
         request = json.loads((folder / REQUEST).read_bytes())
-        # the launcher's path, as callbacks may be in a folder that only it knows
+        # the launcher's sys.path, as callbacks may be in a folder that only the launcher knows
         sys.path[:] = request["path"]
         callbacks = [resolve_name(name) for name in request["callbacks"]]
         result = train(TrainConfig(**request["config"]), callbacks)

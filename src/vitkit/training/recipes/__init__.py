@@ -63,7 +63,7 @@ def recipe_settings(name: str | None) -> Settings:
     if not Path(name).exists():
         raise SettingError(f"--recipe {name}: no such file; {nearest_parent(Path(name))}")
     settings = read_yaml(name)
-    # not a setting here, but the recipe that the file changes
+    # in a YAML file, the recipe that the file changes
     base = settings.pop("recipe", None)
     if base is None:
         return layered(settings)

@@ -39,7 +39,7 @@ def make_run(
         use_attention(model, config.attention_kernel)
         if plan.teacher is not None:
             use_attention(plan.teacher.model, config.attention_kernel)
-    # the average is a copy of the model: before its gradients are checkpointed or it is sharded
+    # the EMA is a copy of the model, made before checkpointing of gradients and sharding
     ema = EMA(model, config.model_ema_decay) if config.model_ema else None
     checkpoint_gradients(model, config.grad_checkpointing)
     if config.parallel == "fsdp" and world.size > 1:
@@ -59,7 +59,7 @@ def make_run(
         world=world,
         stop=stop,
     )
-    # all that decides the next step; what is not registered is not saved
+    # everything that decides the next step; unregistered state is not saved
     registry = Registry()
     registry.register("model", ModelPart(model), model)
     registry.register("optimizer", OptimizerPart(optimizer), optimizer)

@@ -32,11 +32,11 @@ def augmentation_of(config: RunConfig) -> Augmentation:
 
 
 def make_transform(plan: Plan) -> BatchTransform:
-    """Build what turns a batch of the run into the model's images and targets."""
+    """Build the transform from a batch of the run to the model's images and targets."""
     config = plan.config
     mixing = None
     if config.mixup > 0 or config.cutmix > 0:
-        # in steps; 0 stands for mixing until the end
+        # in steps; 0: mixing never stops
         off = config.mixup_off_epoch * plan.steps.steps_per_epoch
         mixing = Mixing(
             num_classes=plan.spec.num_classes,

@@ -74,13 +74,13 @@ def make_objective(plan: Plan, model: nn.Module, precision: Precision) -> Object
 
 
 def _named_in_errors(loss: Loss, name: str) -> Loss:
-    """Return a user's own loss, whose errors name it and are those of the user's code."""
+    """Wrap a user's loss, so that its errors are `UserCodeError` and name it."""
 
     def call(logits: Logits, targets: Targets) -> Tensor:
         try:
             return loss(logits, targets)
         except Exception as error:  # a function of the user may raise anything
-            # an error of vitkit's has its message, and one of memory is answered elsewhere
+            # errors of vitkit have their message, and out-of-memory is handled elsewhere
             if isinstance(error, VitkitError) or is_out_of_memory(error):
                 raise
             raise UserCodeError.raised_by(f"the loss {name}", error, "in a step") from error

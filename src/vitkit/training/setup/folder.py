@@ -1,4 +1,4 @@
-"""The folder of a run before its first step: found or created, locked, put in order."""
+"""The folder of a run before its first step: found or created, locked, cleaned up."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from vitkit.training.state.state_folder import (
 def find_stopped_run(
     config: TrainConfig, world: ProcessGroup, stack: ExitStack
 ) -> tuple[TrainConfig, StoppedRun | None]:
-    """Find the stopped run that goes on, with its settings; else check the new run's folder.
+    """Find the stopped run to resume, with its settings; else check the new run's folder.
 
-    A run that goes on is locked first, by `stack`: another process may be about to end there.
+    The stopped run is locked first, by `stack`: another process may be about to end there.
 
     Raises:
-        UserError: the run cannot go on so, or a new one cannot be there.
+        UserError: the run cannot be resumed with these settings, or a new one cannot be there.
     """
     refuse_missing(config)
 
@@ -73,7 +73,7 @@ def claim_folder(
 
     It is the stopped run's, or a new one.
     """
-    # the log is in this folder, so what is to be logged waits until it is open
+    # the log is in this folder, so lines are kept until it is open
     notes: list[str] = []
     if stopped is not None:
         return RunFolder(stopped.root), notes
@@ -85,11 +85,11 @@ def claim_folder(
 
 
 def prepare_folder(run: Run, stopped: StoppedRun | None, *, finished: bool = False) -> None:
-    """Write the settings, put the folder in order, and log how the run goes on.
+    """Write the settings, put the folder in order, and log how the run continues.
 
     Args:
         run: the run.
-        stopped: what goes on in its folder, if anything does.
+        stopped: the run that is resumed in this folder, if any.
         finished: the run has nothing left to train; its record stays as it is.
     """
     log, world, config = run.log, run.world, run.plan.config
@@ -115,11 +115,11 @@ def prepare_folder(run: Run, stopped: StoppedRun | None, *, finished: bool = Fal
 def _write_record(run: Run, stopped: StoppedRun | None, stored: RunConfig | None) -> None:
     """Begin the record of a run: TensorBoard's file, the images of a new run, the settings.
 
-    What a killed process left is removed. The metrics of a stopped run go back to its last state.
+    Half-written files are removed. The metrics of a stopped run are cut back to its last state.
 
     Args:
         run: the run.
-        stopped: what goes on there, if anything does.
+        stopped: the run that is resumed there, if any.
         stored: the settings to write; `None` for a finished run, whose record stays as it is.
     """
     folder = run.folder

@@ -20,7 +20,7 @@ def head_for_classes(stored: Checkpoint, classes: tuple[str, ...]) -> tuple[Chec
         return stored, f"the head is kept: its {count} classes are the data's"
     match = match_classes(classes, stored.classes)
     if len(stored.classes) == count and not match.unknown:
-        # the note says it, so the file has no line on an adapted head
+        # in the note, so the file has no line on an adapted head
         reordered = replace(adapt(stored, classes=classes), metadata=stored.metadata)
         return reordered, f"the head is kept: its {count} classes are reordered to the data's order"
     change = f"the checkpoint has no head; the new one has {count} classes"

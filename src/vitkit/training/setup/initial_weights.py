@@ -51,14 +51,14 @@ class InitialWeights:
 def random_weights(
     config: TrainConfig, num_classes: int, *, goes_on: bool = False
 ) -> InitialWeights:
-    """Return the start from random weights, or from the state of a run that goes on.
+    """Return the start from random weights, or from the state of a resumed run.
 
     Raises:
         SpecError: a model that cannot exist.
         SettingError: settings that contradict each other.
     """
     spec = preset_spec(config, num_classes)
-    # the model of a run that goes on cannot be changed
+    # the model of a resumed run cannot be changed
     notes = [] if goes_on else _note_on_mlp(config, spec)
     return InitialWeights(spec, _preprocess(config, spec), None, {}, tuple(notes))
 
@@ -89,7 +89,7 @@ def started_from(settings: FineTuningSettings) -> Settings:
     """Return the metadata on the initial weights; empty for random weights."""
     if settings.start is None:
         return {}
-    # a checkpoint without a licence, say, repeats none
+    # only the facts that the checkpoint has
     facts = {name: settings.start[name] for name in SAVED_FACTS if settings.start.get(name)}
     return {"started_from": facts}
 

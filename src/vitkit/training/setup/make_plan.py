@@ -1,4 +1,4 @@
-"""From settings to the plan of a run; everything wrong is refused before the first step."""
+"""From settings to the plan of a run; errors are found before the first step."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def make_plan(
     Args:
         config: the settings.
         world: the processes that share the run.
-        goes_on: a stopped run has the weights; those it began with are not looked for.
+        goes_on: a resumed run has its weights, so the initial ones are not needed.
 
     Raises:
         CheckpointError: weights to start from that cannot be read, or are of another model.
@@ -101,7 +101,7 @@ def make_plan(
 
 
 def make_plan_in_turn(config: TrainConfig, world: ProcessGroup, *, goes_on: bool) -> Plan:
-    """Make the plan on the first process first, so that the others read its caches."""
+    """Make the plan on the first process first, so that the other processes read its caches."""
     plans: list[Plan] = []
     world.broadcast_from_main(lambda: plans.append(make_plan(config, world, goes_on=goes_on)))
     # the first process has it already

@@ -32,7 +32,7 @@ IN_LINE_ON_MODEL = (
 def open_log(
     plan: Plan, folder: RunFolder, stopped: StoppedRun | None, world: ProcessGroup
 ) -> RunLog:
-    """Return the log of a new run, or of one that goes on; only the first process writes it."""
+    """Return the log of a new or resumed run; only the first process writes it."""
     return RunLog(
         folder,
         total=plan.last_step,
@@ -44,7 +44,7 @@ def open_log(
 
 
 def log_model(plan: Plan, log: RunLog, model: ViT) -> None:
-    """Log the data and the model, which no trial changes."""
+    """Log the data and the model, which tuning does not change."""
     spec = plan.spec
     parts = ", ".join(f"{len(part):,} {name}" for name, part in plan.dataset.splits.items())
     log.info(f"data: {plan.dataset.name}, {len(plan.dataset.classes)} classes, images: {parts}")
@@ -63,7 +63,7 @@ def log_model(plan: Plan, log: RunLog, model: ViT) -> None:
 
 
 def log_settings(run: Run) -> None:
-    """Log all settings, those that trials chose included, and how the steps go."""
+    """Log all settings, including the tuned ones, and the steps."""
     plan, log, world = run.plan, run.log, run.world
     config = plan.config
     log.info(f"settings: {_settings_shown(config)}")
@@ -95,14 +95,14 @@ def log_settings(run: Run) -> None:
 
 
 def _settings_shown(config: TrainConfig) -> str:
-    """Return the settings that differ from the defaults and have no line; config.yaml has all."""
+    """Return the settings that differ from the defaults and are in no other line of the log."""
     # a setting that was left open is shown where it got another value than usual
     usual = TrainConfig(data=config.data).to_json() | USUAL
     hidden: tuple[str, ...] = IN_OTHER_LINES
     if config.probe is None:
         hidden += IN_LINE_ON_TRAINING
     shown = {k: v for k, v in config.to_json().items() if v != usual[k] and k not in hidden}
-    # a model of another size than the named one has nothing of it
+    # a model of another size than the named one is not that model
     if {"width", "depth"} <= config.spec.keys():
         shown.pop("model", None)
     if "image_size" in config.spec:

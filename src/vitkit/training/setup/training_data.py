@@ -28,7 +28,7 @@ def open_training_data(
 
     Args:
         config: the settings.
-        resumed: the stopped run that goes on, which may have a list of its images.
+        resumed: the run to resume, which may have a list of its images.
 
     Returns:
         The dataset, whose images can all be decoded, notes on it, and the report of its check; None
@@ -54,10 +54,10 @@ def open_training_data(
         if changes is not None:  # the list has the corrected labels
             dataset = replace(dataset, relabelled=changes)
     else:
-        if resumed is None:  # an older run may go on with a fraction that had no effect
+        if resumed is None:  # an older run may resume with a fraction that had no effect
             _refuse_val_fraction(dataset, config.val_fraction)
         dataset, notes, report = _checked(dataset, config, changes, quiet=config.quiet)
-    # A teacher that has seen an image has not seen the one that takes its place.
+    # Logits of a teacher exist for the original image only, not for its replacement.
     if skip and config.teacher is None and config.probe is None:
         dataset = with_replacements(dataset)
     return dataset, [*notes, *change_notes], report
@@ -66,7 +66,7 @@ def open_training_data(
 def _label_changes(
     file: str | None, resumed: RunFolder | None
 ) -> tuple[LabelChanges | None, list[str]]:
-    """Return the corrected labels, of a stopped run those that it began with, and notes on them."""
+    """Return the corrected labels (for a resumed run, its own copy) and notes on them."""
     if resumed is not None:
         return restore_labels(resumed.relabel, file, resumed.config)
     return (None, []) if file is None else (read_label_changes(file), [])

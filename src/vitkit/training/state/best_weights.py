@@ -32,8 +32,8 @@ def load_best(path: Path, num_classes: int) -> Checkpoint:
 
 
 def stored_scores(best: Checkpoint) -> dict[str, Metrics]:
-    """Return the scores that a file of weights has, by split; none of a split that it lacks."""
+    """Return the scores stored in a file of weights, by split."""
     stored = best.metadata.get("metrics")
-    if not isinstance(stored, dict):  # the user has written the file again
+    if not isinstance(stored, dict):  # the user has replaced the file
         return {}
     return {split: scores for split, scores in stored.items() if isinstance(scores, dict)}

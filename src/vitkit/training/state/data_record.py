@@ -82,7 +82,7 @@ def restore_labels(
     if file is None or not _has_changed(file, kept):
         return kept, []
     return kept, [
-        f"{file} has changed since the run began, which goes on with the labels in {copy}; start "
+        f"{file} has changed since the run began, which continues with the labels in {copy}; start "
         "afresh to train with the new ones"
     ]
 

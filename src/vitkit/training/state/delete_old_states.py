@@ -34,7 +34,7 @@ def delete_older_states(states: Sequence[Path], step: int) -> None:
 
 
 def delete_state(state: Path) -> None:
-    """Rename a state out of the way, and delete it while the run goes on."""
+    """Rename a state out of the way, and delete it while the run continues."""
     renamed = state.with_name(f"{DELETED}{state.name}-{os.getpid()}")
     # It may be there from a process with the same number that was killed.
     shutil.rmtree(renamed, ignore_errors=True)

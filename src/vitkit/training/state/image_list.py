@@ -138,7 +138,7 @@ def _restored_split(columns: dict[str, np.ndarray], name: str, root: Path) -> tu
     # Before the digests: a file that changes after this line has another stamp when it is read.
     stamps = file_stamps(paths.texts())
     missing = _short_digests(paths) != columns[f"{name}/{DIGESTS}"]
-    # This stamp fits no file, so that the reader treats the image as missing.
+    # This stamp matches no file, so the image is treated as missing.
     stamps = np.where(missing, ANOTHER_FILE, stamps)
     labels = columns[f"{name}/{LABELS}"]
     split = FileSplit(paths, labels, root, columns.get(f"{name}/{LINES}"), stamps)

@@ -33,7 +33,7 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     try:
         save(dict(tensors), storage_writer=writer)
     except CheckpointException as error:
-        # Every process gets the failures of all of them.
+        # Every process gets the errors of all processes.
         for failure, _ in error.failures.values():
             if isinstance(failure, OSError):
                 needed = sum(tensor.nbytes for tensor in tensors.values())

@@ -204,7 +204,7 @@ def _write(
             "files": _write_files(temporary, registry, shards),
         }
         (temporary / MANIFEST).write_bytes(sealed_document(manifest))
-        # All content must be on the disk before the name that says so.
+        # All content must be on the disk before the folder gets its final name.
         sync(temporary / MANIFEST)
         sync_folder(temporary)
         if final.exists():  # a damaged state of the same step
@@ -219,8 +219,7 @@ def _write_files(
     folder: Path, registry: Registry, shards: Path | None
 ) -> dict[str, dict[str, int | str]]:
     """Write all tensors; return the size and SHA-256 of every file, by its path in the folder."""
-    # Hashing and waiting for the disk release the interpreter lock: both go on while the next file
-    # is written.
+    # Hashing and syncing release the interpreter lock: both run while the next file is written.
     with ThreadPoolExecutor(2) as threads:
         written = []
         for file in _files(folder, registry, shards):
@@ -255,7 +254,7 @@ def _values(registry: Registry) -> dict[str, Any]:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what a killed process left half written or half deleted."""
+    """Remove half-written and half-deleted states of a killed process."""
     for pattern in (f"{UNFINISHED}*", f"{DELETED}*"):
         for path in folder.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Find a batch size: double it until the speed no longer grows, or memory ends."""
+"""Find a batch size: double it until throughput stops rising, or memory is full."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def find_batch_size(
 
 
 def _images_per_second(plan: Plan, model: ViT, size: int, clock: Callable[[], float]) -> float:
-    """Time training steps of a batch size; return the speed of the fastest, 0 if memory ends."""
+    """Time training steps of a batch size; return images/s of the fastest, 0 if out of memory."""
     try:
         step = trial(plan, model)
         sizes = plan.steps.sizes
@@ -89,7 +89,7 @@ def _images_per_second(plan: Plan, model: ViT, size: int, clock: Callable[[], fl
         for number in range(TIMED + 1):
             start = clock()
             step(batch, number)
-            wait_for(plan.device)  # a GPU returns before it is done
+            wait_for(plan.device)  # GPU calls are asynchronous
             times.append(clock() - start)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):

@@ -26,7 +26,7 @@ SAFETY = 10.0
 
 @dataclass
 class _RangeTest:
-    """The course of a range test.
+    """The losses and rates of a range test.
 
     Attributes:
         first_loss: loss of the first step.

@@ -1,4 +1,4 @@
-"""A trial: training steps of a copy of the model, which leave the run unchanged."""
+"""Trials: training steps on a copy of the model, which leave the run unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vitkit.training.step import TrainingStep
 
 
 def trial(plan: Plan, model: ViT) -> TrainingStep:
-    """Make a training step of a copy of the model, as the run will have it but not compiled.
+    """Build the training step of the run on a copy of the model, not compiled.
 
     Args:
         plan: plan of the run, whose precision is decided.
@@ -38,5 +38,5 @@ def trial(plan: Plan, model: ViT) -> TrainingStep:
 
 def preserve_generators(device: torch.device) -> AbstractContextManager[None]:
     """Restore torch's random generators after a block, so that a trial does not change the run."""
-    gpus = [device] if device.type == "cuda" else []  # the processor's is always restored
+    gpus = [device] if device.type == "cuda" else []  # the CPU generator is always restored
     return torch.random.fork_rng(gpus)

@@ -39,7 +39,7 @@ def tune_settings(
         plan: plan of the run.
         model: freshly initialised, on the plan's device; it is not changed.
         log: called with one line for every decision, and its reason.
-        goes_on: the run is resumed, and was compiled from its start if `compile` is set.
+        goes_on: the run is resumed; it was compiled from its start if `compile` is set.
         folder: receives a figure of the search for the learning rate.
 
     Returns:

@@ -17,7 +17,7 @@ from vitkit.training.config.meaning import Meaning
 class RuntimeSettings:
     """The seed, and where and in which arithmetic a run is computed."""
 
-    # changes a result by another seed's spread, which is the measure here
+    # changes the result only within the spread of seeds, by which runs are compared
     seed: Annotated[
         int,
         Field(ge=0, lt=2**63, strict=True),
@@ -25,7 +25,7 @@ class RuntimeSettings:
     ] = 0
     """Seed of initial weights, image order, augmentation and dropout, 0 or more; the same seed
     gives the same run."""
-    # a run may go on with other devices or on another machine
+    # a run may be resumed on other devices or another machine
     device: Annotated[
         str,
         Meaning(
@@ -40,7 +40,7 @@ class RuntimeSettings:
     ] = "auto"
     """Mixed precision: auto uses bfloat16 (float16 on a GPU without it) if the device is known to
     be faster in it and the step is large enough to gain, else float32."""
-    # fixed for the bits; the difference is rounding
+    # fixed for bit-exactness; the difference is rounding
     attention_kernel: Annotated[
         Literal["auto", "fused", "plain"],
         Meaning(resume="fixed", changes_result=False, with_probe="used", with_auto="passed on"),
@@ -80,7 +80,7 @@ class RuntimeSettings:
         ),
     ] = 60.0
     """Seconds a process waits for the others before it assumes that one has died, above 0."""
-    # fixed for the bits: the order of sums depends on it
+    # fixed for bit-exactness: the order of sums depends on it
     threads: Annotated[
         PositiveInt | None,
         Meaning(resume="fixed", changes_result=False, with_probe="used", with_auto="passed on"),
