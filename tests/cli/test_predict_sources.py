@@ -166,7 +166,7 @@ def test_a_standard_input_that_sends_nothing(root, checkpoint, capsys, monkeypat
         return err
 
     with stdin_of(b"\n\n", monkeypatch):
-        assert "-: no paths came on the standard input; expected one a line" in refused()
+        assert "-: no paths came on the standard input; expected one per line" in refused()
     with stdin_of(b"photos/1.png", monkeypatch):
         assert "- (the standard input) is given twice" in refused("-")
     monkeypatch.setattr("sys.stdin", None)

@@ -227,7 +227,7 @@ BAD = {
     ),
     "an unknown class name": (
         Items(lambda i: (IMAGES[i], "bew"), classes=["ant", "bee"]),
-        r"Items\[0\] has the label 'bew', which is none of the classes",
+        r"Items\[0\] has the label 'bew', which is not one of the classes",
     ),
     "a negative label": (replaced(5, (IMAGES[5], -1)), r"Items\[5\] has the label -1; expected"),
     "a float label": (replaced(5, (IMAGES[5], 1.0)), r"Items\[5\] has the label 1\.0; expected"),
@@ -302,7 +302,7 @@ BAD = {
     ),
     "several labels an image": (
         (IMAGES, [[0]] * 39 + [[0, 1]]),
-        r"arrays: the labels are no list of one value for each image: ",
+        r"arrays: the labels are not a list of one value per image: ",
     ),
     "a class name twice": (
         Items(lambda i: (IMAGES[i], int(LABELS[i])), classes=["ant", "bee", "ant"]),

@@ -119,7 +119,7 @@ def test_saved_files_are_complete_and_replace_only_earlier_ones(explained, tmp_p
     assert files[0].name == "sheet.png"
     with Image.open(files[0]) as sheet:
         assert sheet.info["Software"] == "vitkit explain --model"
-        assert 1800 < sheet.width < 2500  # as wide as a page, 300 dots an inch
+        assert 1800 < sheet.width < 2500  # as wide as a page, 300 dots per inch
     numbers = json.loads((tmp_path / "a" / "numbers.json").read_text())
     assert numbers["depth"]["attention_entropy_nats"] == explained.depth.entropy.tolist()
     assert numbers["artefacts"]["patch_tokens"] == 24

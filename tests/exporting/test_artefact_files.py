@@ -105,7 +105,7 @@ def test_eval_takes_an_exported_model(tmp_path, capsys):
         ([model, tmp_path / "other"], "classes that the checkpoint lacks: dog"),
         ([tmp_path / "c.onnx", data], "has no description of vitkit"),
         ([tmp_path / "a.pt2", data], "pass --trust-code"),
-        ([model, data, "--trust-code"], "is no .pt2 file and runs no code"),
+        ([model, data, "--trust-code"], "is not a .pt2 file and runs no code"),
         ([trained, tmp_path / "photos" / "test"], "images differ from those the checkpoint"),
     ):
         assert cli.run(["eval", *map(str, words)]) == 2
@@ -219,7 +219,7 @@ def test_many_weights_are_in_a_file_of_their_own(tmp_path, monkeypatch):
 def test_operators_of_unknown_libraries_are_refused(tmp_path):
     path = save_onnx(tmp_path / "a.onnx", domain="evil.example")
     describe_onnx(path, text())
-    refused(path, "'evil.example', which needs a library of its own")
+    refused(path, "'evil.example', which needs an additional library")
 
 
 def test_openvino_models_that_are_damaged(tmp_path):

@@ -71,7 +71,7 @@ def disturb(output: Path, event: str, step: int, how: str) -> None:
     else:
         expected = (
             rf"the callback On raised HaltError in {event}: enough; the run stopped at step "
-            rf"{step}, everything is saved: mend it and resume with: vitkit train --resume "
+            rf"{step}, everything is saved: fix it and resume with: vitkit train --resume "
         )
         with pytest.raises(UserCodeError, match=expected):
             run(output, on(**{event: act}))

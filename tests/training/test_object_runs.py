@@ -114,7 +114,7 @@ def test_a_stopped_run_goes_on_with_the_same_object_and_bits(tmp_path, workers):
     assert isinstance(error.value.__cause__, KeyError)
     assert str(error.value) == (
         "the callback StopsAt raised KeyError in after_step: 'boom'; the run stopped at step 3, "
-        "everything is saved: mend it and resume with the same objects: "
+        "everything is saved: fix it and resume with the same objects: "
         f"vitkit.train(data, resume='{tmp_path / 'run'}', callbacks=...)"
     )
     resumed = vitkit.train(Cells(), resume=tmp_path / "run", callbacks=[StopsAt(-1)], quiet=True)

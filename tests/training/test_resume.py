@@ -195,7 +195,7 @@ def test_a_stateful_thing_that_is_not_registered_is_refused(tmp_path):
         def __init__(self):
             self.teacher = torch.nn.Linear(2, 2)
 
-    words = r"Careless\.teacher has a state that would not be saved, .*; make it anew in on_start"
+    words = r"Careless\.teacher has a state that would not be saved, .*; create it in on_start"
     with pytest.raises(SettingError, match=words):
         run(tmp_path / "run", Careless)
 

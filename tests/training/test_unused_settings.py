@@ -148,7 +148,7 @@ def test_a_width_that_leaves_the_mlp_behind_is_noted():
         notes = make_plan(TrainConfig(spec=spec | more, **named)).notes
         assert sum(note.startswith(narrow) for note in notes) == count
     # the model of a resumed run cannot be changed
-    notes = make_plan(TrainConfig(spec=spec | {"width": 48}, **named), goes_on=True).notes
+    notes = make_plan(TrainConfig(spec=spec | {"width": 48}, **named), resumes=True).notes
     assert not any(note.startswith(narrow) for note in notes)
 
 
@@ -156,7 +156,7 @@ def test_a_run_goes_on_with_statistics_that_are_refused_now():
     with pytest.raises(SettingError, match="--mean 3: expected values from 0 to 1"):
         planned(mean=(3.0,), std=(0.5,))
     config = TrainConfig(**planned(mean=(0.3,), std=(0.5,)).config.to_json() | {"mean": (3.0,)})
-    assert make_plan(config, goes_on=True).preprocess.mean == (3.0,)
+    assert make_plan(config, resumes=True).preprocess.mean == (3.0,)
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,7 @@ def test_a_loss_that_fails_is_named_and_saves_the_run(tmp_path):
 
     words = (
         r"the loss .*fails raised KeyError in a step: 'no such class'; the run stopped at step 3, "
-        "everything is saved: mend it and resume with the same objects: "
+        "everything is saved: fix it and resume with the same objects: "
     )
     with pytest.raises(UserCodeError, match=words) as error:
         vitkit.train("digits", output=tmp_path / "run", loss=fails, **SMALL)

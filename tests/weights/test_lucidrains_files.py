@@ -153,7 +153,7 @@ def test_theirs_comes_back_with_the_same_bits(tmp_path, kind):
     ("fields", "message"),
     [
         (SIMPLE, "attn.proj.bias is not zero"),
-        ({"num_heads": 1}, "attn.proj is no identity"),
+        ({"num_heads": 1}, "attn.proj is not an identity"),
         (MEAN | {"class_token": True}, "pooling 'mean_all'"),
         (PLAIN | MEAN, "no release .* stem = 'convolution', .* pooling = 'mean', norm_before"),
         (PLAIN | MEAN_ALL, "pooling = 'mean_all', norm_before_pool = True in one model"),

@@ -266,15 +266,15 @@ class _Outputs:
         self, answers: RightAnswers, classes: tuple[str, ...], images: ImageList
     ) -> Iterator[list[Write]]:
         # files are completed even if nobody reads stdout
-        goes_on = self.table is not None or self._folder is not None
+        keeps_running = self.table is not None or self._folder is not None
         with ExitStack() as stack:
             writers: list[Write] = []
             if self.table is not None:
                 writers.append(stack.enter_context(_csv(self.table, bool(images.classes))))
             if self._as_json:
-                writers.append(stack.enter_context(print_json(goes_on=goes_on)))
+                writers.append(stack.enter_context(print_json(keeps_running=keeps_running)))
             if not writers:
-                table = print_table(images, classes, goes_on=goes_on)
+                table = print_table(images, classes, keeps_running=keeps_running)
                 writers.append(stack.enter_context(table))
             if self._drawings is not None:
                 writers.append(partial(self._drawings.save, answers))

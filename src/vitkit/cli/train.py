@@ -40,7 +40,7 @@ DATA = Argument(
     help="An image folder (train/<class>/*.jpg with val/ and test/, or <class>/*.jpg), a CSV file "
     "of path,label, a Parquet file or a folder of them, tar shards as 'wds:shards-{0000..0099}.tar'"
     " (in quotes, or the shell expands it), a dataset of the Hub as hf://owner/name, or one of "
-    "digits, mnist, fashion-mnist, cifar10, cifar100. A resumed run knows its own.",
+    "digits, mnist, fashion-mnist, cifar10, cifar100. A resumed run has its own.",
 )
 FIELDS = replace(SPEC, help="Any field of the model, such as --spec.patch-size 4.")
 PROVE_RESUME = Argument(

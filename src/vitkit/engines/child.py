@@ -98,7 +98,7 @@ def _parsed(text: str) -> ChildResult:
         document = json.loads(text)
         return ChildResult(document.get("value"), str(document.get("reason", "")))
     except (ValueError, AttributeError):
-        return ChildResult(reason="its answer is no JSON")
+        return ChildResult(reason="its answer is not JSON")
 
 
 def answer(arguments: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Gradients of a network that is linear at the point where it stands: LibraGrad's backward paths.
+"""LibraGrad's backward paths: gradients of a network that is linearised at its input.
 
 "LibraGrad: Balancing Gradient Flow for Universally Better Vision Transformer Attributions" (arXiv
 2411.16760) prunes and scales backward paths until gradient x input is complete: its sum over the

@@ -28,7 +28,7 @@ def find_method(name: str) -> Method:
 def choose_method(
     name: str | None, options: Mapping[str, object], *, has_head: bool = True
 ) -> tuple[Method, tuple[str, ...]]:
-    """Return a method by its name, or the default one, and lines that say why it is not the usual.
+    """Return a method by its name, or the default, and lines on why it is not the usual default.
 
     The default is the first of `DEFAULTS` that has the options which were set; on a model without a
     head the first of them that needs no class.

@@ -18,7 +18,7 @@ from vitkit.shapes import Logits
 
 @contextmanager
 def gradients_in_eval_mode(model: ViT) -> Iterator[None]:
-    """Run a `with` block in eval mode and with gradients, whatever the caller has switched off."""
+    """Run a `with` block in eval mode with gradients enabled, whatever the caller's settings."""
     with eval_mode(model), torch.inference_mode(False), torch.enable_grad():
         yield
 
@@ -67,5 +67,5 @@ def class_scores(logits: Logits, classes: Int64[Tensor, " B"]) -> Float[Tensor, 
 
 
 def at_least_float32(values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Return values of half precision as float32, in which sums are taken; others as they are."""
+    """Return half precision as float32, for sums; other dtypes unchanged."""
     return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -208,7 +208,7 @@ class ImageExplainer:
         return score
 
     def _predict(self, number: int | None) -> None:
-        """Predict the image, and keep the class that is explained: that one, or the predicted."""
+        """Predict the image, and store the class to explain: the given one, or the predicted."""
         model = self.checkpoint.model
         with eval_mode(model), torch.inference_mode():
             logits: Float[torch.Tensor, " K"] = check_finite(model(self.images))[0].float().cpu()

@@ -92,7 +92,7 @@ class Explanation:
 
     @property
     def image_lines(self) -> tuple[str, ...]:
-        """The class with its probability, what the model sees where that is not all, `notes`."""
+        """The class with its probability, the visible part if the image is cropped, and `notes`."""
         lines = []
         if self.label:
             lines.append(f"{self.label}: {percent(self.probability)}")
@@ -157,7 +157,7 @@ class Explanation:
     def side_by_side(self) -> Image.Image:
         """Draw the image and its overlay side by side, without texts."""
         left, right = self.original(), self._overlay()
-        # White, as the page around it.
+        # White, like the page.
         gap = np.full((left.shape[0], 8, 3), 255, np.uint8)
         return Image.fromarray(np.concatenate([left, gap, right], axis=1))
 
@@ -313,7 +313,7 @@ def heatmap_over(
     # No patch differs from another, so none is important.
     if high <= low:
         return np.zeros(size, np.float32)
-    # what is not finite is as outside: no colour
+    # non-finite values are like the outside: no colour
     return np.where(np.isfinite(heat), (heat - low) / (high - low), 0).astype(np.float32)
 
 
@@ -347,7 +347,7 @@ def writable_path(
 
 
 def _factor(height: int, width: int) -> float:
-    """Return by how much an image is enlarged, a whole number, or reduced."""
+    """Return the factor by which an image is enlarged (a whole number) or reduced."""
     smaller, larger = min(height, width), max(height, width)
     if larger > LARGEST_SIDE:
         return LARGEST_SIDE / larger

@@ -174,7 +174,7 @@ class ExplanationFiles(ABC):
 
     @abstractmethod
     def _save(self, stem: Path, name: str, explainer: ImageExplainer) -> tuple[Explanation, Path]:
-        """Do as `save`, without the sheet."""
+        """Explain and write as `save`, without the sheet."""
 
 
 class OneMethod(ExplanationFiles):
@@ -337,8 +337,8 @@ class EveryMethod(ExplanationFiles):
         return {name: value for name, value in self.options.items() if name in own}
 
     def _explain(self, method: str, explainer: ImageExplainer) -> Explanation | None:
-        """Explain by one method; None where the model cannot carry it."""
-        # Refused for its kind by an earlier image: the model is the same for all.
+        """Explain by one method; None if the model does not support it."""
+        # Unsupported by the model, as an earlier image showed.
         if method in self.refused:
             return None
         try:
@@ -352,7 +352,7 @@ class EveryMethod(ExplanationFiles):
 
 
 def source_mark(name: str) -> str:
-    """Return what the metadata of a figure say of its image: a digest, as names may be private."""
+    """Return the image's mark in the metadata of a figure: a digest, as names may be private."""
     digest = hashlib.sha256(os.fsencode(os.path.normpath(name))).hexdigest()
     return f"sha256:{digest}"
 

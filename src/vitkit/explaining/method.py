@@ -1,4 +1,4 @@
-"""`Method`: what is known of one method of explanation before it is imported."""
+"""`Method`: the facts about a method of explanation, known before it is imported."""
 
 from __future__ import annotations
 

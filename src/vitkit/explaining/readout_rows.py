@@ -1,4 +1,4 @@
-"""Weights of the tokens in what a model's head reads: the row with which a relevance map begins."""
+"""Weights of the tokens in the head's input: the row with which a relevance map begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forward passes with some of the patches: the tokens of the others are dropped, not greyed.
+"""Forward passes with a subset of the patches: the other tokens are dropped, not greyed.
 
 A ViT can do without tokens; each patch that stays keeps its position ("Masked Autoencoders Are
 Scalable Vision Learners", arXiv 2111.06377; "Missingness Bias in Model Debugging", arXiv

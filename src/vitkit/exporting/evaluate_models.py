@@ -65,7 +65,7 @@ def evaluate(
 
     Returns:
         The scores, which `evaluate_outputs` explains. Beside them `.split_name`, `.per_class`,
-        `.without_images`, `.confusion` (K, K) and `.rows()`, a row an image.
+        `.without_images`, `.confusion` (K, K) and `.rows()`, a row per image.
 
     Raises:
         CheckpointError, DataError, DeviceError, ImageError, MissingExtraError, SettingError,
@@ -119,6 +119,6 @@ class _ArtefactPredictions:
         if logits.shape != (len(images), count):
             raise CheckpointError(
                 f"{self._artefact.path}: returns {tuple(logits.shape)} for {len(images)} images; "
-                f"expected {count} logits an image; export the checkpoint again"
+                f"expected {count} logits per image; export the checkpoint again"
             )
         return logits

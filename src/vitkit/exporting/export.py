@@ -115,7 +115,7 @@ def export(
 
 @dataclass(frozen=True)
 class _Sources:
-    """The data of an export, by the names of `export`."""
+    """The data of an export, named as the arguments of `export`."""
 
     data: str | None
     split: str | None
@@ -132,7 +132,7 @@ def _export(
     *,
     overwrite: bool,
 ) -> ExportReport:
-    """Check all that can be known before, then write and check the artefact."""
+    """Check the arguments first, then write and check the artefact."""
     choice.check(out)
     if not 0 <= bounds.max_drop <= MAX_POINTS:
         raise SettingError.about("max_drop", bounds.max_drop, "must be from 0 to 100 points")
@@ -175,7 +175,7 @@ def _export(
 
 
 class _Job:
-    """An export on its way: a candidate in a temporary folder, and its check."""
+    """An export in progress: a candidate in a temporary folder, and its check."""
 
     def __init__(
         self,
@@ -277,7 +277,7 @@ class _Job:
         return figures, outputs
 
     def _float32_twin(self, path: Path) -> FreshProcess:
-        """Return the same model in float32 by the same runtime, in a process of its own."""
+        """Return the same model in float32 by the same runtime, in a separate process."""
         folder = path.parent / FLOAT32_FOLDER
         choice = replace(self.choice, int8=False, precision="float32")
         twin = folder / path.name

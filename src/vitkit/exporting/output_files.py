@@ -61,7 +61,7 @@ def refuse_inputs(out: Path, checkpoint: Checkpoint) -> None:
 
 @contextmanager
 def named_after(out: Path, folder: Path) -> Iterator[None]:
-    """Let errors name the file that the user asked for, not the candidate, and say what is left."""
+    """Make errors name the requested file, not the temporary one, and the files that are left."""
     try:
         yield
     except CheckpointError as error:
@@ -94,7 +94,7 @@ def temporary_folder(out: Path) -> Iterator[Path]:
 
 @contextmanager
 def writing(out: Path) -> Iterator[None]:
-    """Turn a system error of what is written here into an `OutputError` about OUT."""
+    """Turn a system error while writing into an `OutputError` about OUT."""
     try:
         yield
     except OSError as error:
@@ -102,7 +102,7 @@ def writing(out: Path) -> Iterator[None]:
 
 
 def move_into_place(folder: Path, out: Path, *, overwrite: bool) -> tuple[Path, ...]:
-    """Give the finished files their names, the artefact last; after an error all is as before.
+    """Move the finished files into place, the artefact last; after an error, undo it.
 
     Args:
         folder: with the files, on the file system of `out`; deleted afterwards.
@@ -127,7 +127,7 @@ def move_into_place(folder: Path, out: Path, *, overwrite: bool) -> tuple[Path, 
                 if overwrite:
                     os.replace(file, place)
                 else:
-                    _second_name(file, place)  # fails where there is a file by now
+                    _second_name(file, place)  # fails if a file has appeared
                 placed.append(place)
             sync_folder(out.parent)
         except BaseException:

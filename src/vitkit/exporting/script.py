@@ -1,4 +1,4 @@
-"""A short script that runs an exported model without vitkit, to start a program of one's own."""
+"""A short script that runs an exported model without vitkit, as a start for a program."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def script_without_vitkit(description: ArtefactDescription, path: Path) -> str:
         description: of the model.
         path: of its file.
     """
-    # as a text in the script, whatever the path contains
+    # escaped as a string literal of the script
     quoted = json.dumps(str(path), ensure_ascii=False)[1:-1]
     if description.format == "onnx":
         opened = OPEN_ONNX.format(path=quoted)

@@ -73,7 +73,7 @@ class PackedSwiGLU(MLP):
 
 
 class SplitSwiGLU(PackedSwiGLU):
-    """The same with gate and value in matrices of their own: timm's `fc1_g` and `fc1_x`."""
+    """The same with gate and value in separate matrices: timm's `fc1_g` and `fc1_x`."""
 
     def make_first(self, width: int, mlp_width: int) -> None:
         self.fc1_g = nn.Linear(width, mlp_width)

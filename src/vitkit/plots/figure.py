@@ -1,4 +1,4 @@
-"""matplotlib figures that leave its global state alone, and their PNG and SVG files.
+"""matplotlib figures that do not touch its global state, as PNG and SVG files.
 
 Modules that draw import matplotlib, so they are imported in the functions that need them.
 """
@@ -56,7 +56,7 @@ COMPRESSION = 4
 
 
 class NotebookFigure(Figure):
-    """A matplotlib figure that looks the same whatever style the user has chosen.
+    """A matplotlib figure that does not depend on the user's style.
 
     A notebook shows it also where pyplot was never imported.
 
@@ -109,7 +109,7 @@ def drawing_style(text: str = "") -> Iterator[str]:
 
 
 def fit_to_contents(figure: Figure) -> None:
-    """Resize a figure so that it ends where its texts end; what is drawn keeps its size.
+    """Resize a figure to fit its texts; the drawn elements keep their size.
 
     Args:
         figure: with axes alone; a text of the figure itself would not be moved.
@@ -134,7 +134,7 @@ def encode_png(
     Args:
         figure: the figure.
         software: its text `Software`.
-        dpi: dots an inch.
+        dpi: dots per inch.
         source: its text `Source`, in ASCII; none if absent.
     """
     texts = {"Software": software} | ({} if source is None else {"Source": source})
@@ -143,7 +143,7 @@ def encode_png(
 
 
 def encode_svg(figure: Figure, software: str = "vitkit", source: str | None = None) -> bytes:
-    """Encode a figure as an SVG file without a date; its texts are texts, not outlines.
+    """Encode a figure as an SVG file without a date; text stays text, not outlines.
 
     Args:
         figure: the figure.

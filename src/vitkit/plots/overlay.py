@@ -62,7 +62,7 @@ class ColourScale(NamedTuple):
         return self.name == SIGNED
 
     def places(self, values: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-        """Return where values lie on the scale, in [0, 1]; what is not finite is at its zero."""
+        """Return the positions of values on the scale, in [0, 1]; non-finite values are at zero."""
         neutral = 0.5 if self.is_signed else 0.0
         span = self.high - self.low
         if span <= 0:
@@ -76,7 +76,7 @@ class ColourScale(NamedTuple):
         values: Float[np.ndarray, "H W"],
         strength: float = STRENGTH,
     ) -> UInt8[np.ndarray, "H W 3"]:
-        """Lay colours over the grey version of an image, the more opaque the more important.
+        """Blend colours over the grey image; important patches are more opaque.
 
         Args:
             pixels: (H, W, 3) uint8 RGB.
@@ -152,7 +152,7 @@ def enlarge(pixels: UInt8[np.ndarray, "H W 3"], factor: int) -> UInt8[np.ndarray
 def outline(
     pixels: UInt8[np.ndarray, "H W 3"], viewport: Viewport, *, pale: bool = True
 ) -> UInt8[np.ndarray, "H W 3"]:
-    """Make the part of an image that the model does not see pale, and draw the border around it.
+    """Fade the part of an image that the model does not see, and draw a border.
 
     Args:
         pixels: (H, W, 3) uint8 RGB.

@@ -75,7 +75,7 @@ def draw_panels(
         side: longer side of an image, in inches.
 
     Returns:
-        A figure; `pixel_dpi` of it gives the dots an inch of a file in which no pixel is lost.
+        A figure; `pixel_dpi` of it gives the dots per inch of a file in which no pixel is lost.
     """
     across = min(across, len(panels))
     # All sizes in inches first: a figure is created with its own.
@@ -117,7 +117,7 @@ def draw_panels(
 
 
 def pixel_dpi(figure: Figure, least: int = SCREEN_DPI) -> float:
-    """Return dots an inch at which the largest image of a figure keeps each of its pixels.
+    """Return dots per inch at which the largest image of a figure keeps each of its pixels.
 
     Args:
         figure: as `draw_panels` returns it.
@@ -163,7 +163,7 @@ def _size(panel: Panel, side: float) -> tuple[float, float]:
 
 
 def _lefts(panels: Sequence[Panel], across: int, side: float) -> list[float]:
-    """Return the left edge of each column in inches, and at last that of one more."""
+    """Return the left edge of each column in inches, and the right end."""
     lefts = [0.0]
     for column in range(across):
         widths = [NARROWEST]
@@ -239,7 +239,7 @@ def _write(
 
 
 def _snap(figure: Figure, dpi: float) -> None:
-    """Move all axes to whole dots, so that each pixel of an image is as wide as any other."""
+    """Align all axes to whole dots, so that all pixels of an image have the same width."""
     width, height = figure.get_size_inches()
     across, up = math.ceil(width * dpi - 1e-6), math.ceil(height * dpi - 1e-6)
     for axes in figure.axes:

@@ -52,7 +52,7 @@ def draw_tiles(
             )
             axes.imshow(tiles[row, column], interpolation="none", aspect="auto")
             axes.set_axis_off()
-            # Seven points an inch of a tile: a note such as "0.123 %" is no wider than its image.
+            # Seven points per inch of a tile: a note such as "0.123 %" is no wider than its image.
             small = min(5.5, 7 * step[0])
             _write(axes, (0.5, -0.02), note, ha="center", va="top", fontsize=small)
             if row == 0:

@@ -35,7 +35,7 @@ from vitkit.prediction.line_stream import LineStream
 Images: TypeAlias = str | PathLike[str] | Iterable[AnyImage]
 """Images, or one name to find them by: a path, a folder, a pattern or an address."""
 STDIN = "-"
-"""The name that stands for paths on the standard input, one a line."""
+"""The name that stands for paths on the standard input, one per line."""
 
 
 def find_images(
@@ -57,7 +57,7 @@ def find_images(
             dataset then. Default: all images.
         data_root: folder of the named datasets, or the folder that the paths of a CSV begin at.
         stdin: open file descriptor; the name `-` then stands for the paths and addresses that come
-            from it, one a line.
+            from it, one per line.
         missing_ok: keep the names of image files that do not exist, and of files and folders
             without images, such as those that `photos/*` also matches, if there are others: reading
             one raises `ImageError`, as for a broken image.
@@ -86,7 +86,7 @@ def find_images(
             parts.append(_read_lines(stdin, parts))
         elif is_web_address(text):
             parts.append(Address(text))
-        # the usual case, without the imports of the others
+        # the usual case, without imports for the other kinds
         elif split is None and text.lower().endswith(IMAGE_ENDINGS) and os.path.isfile(text):
             parts.append(Files(Paths([text])))
         elif text in missing:
@@ -119,7 +119,7 @@ def _missing_files(names: Sequence[str | os.PathLike[str] | Dataset]) -> set[str
 
 def _is_missing(name: str | os.PathLike[str]) -> bool:
     text = os.fspath(name)
-    # a missing folder or dataset stands for many images, and ends the search
+    # a missing folder or dataset may mean many images, and ends the search
     is_image = text.lower().endswith(IMAGE_ENDINGS) and "://" not in text
     return is_image and not (os.path.exists(text) or is_pattern(text))
 
@@ -130,7 +130,7 @@ def _read_lines(descriptor: int, before: Sequence[ImageGroup]) -> Lines:
     stream = LineStream(descriptor)
     if not stream.wait():
         raise DataError(
-            "-: no paths came on the standard input; expected one a line, such as those of "
+            "-: no paths came on the standard input; expected one per line, such as those of "
             "`find photos -name '*.jpg'`"
         )
     return Lines(stream)
@@ -202,7 +202,7 @@ def _find_files(name: str, warnings: list[str], datasets: Sequence[str]) -> File
         if path.suffix.lower() in _HINTS:
             hint = _HINTS[path.suffix.lower()].format(escape(name))
             raise DataError(f"{escape(name)}: {_NO_IMAGE}{hint}")
-        return Files(Paths([name]))  # also a file without an image's ending: it was named
+        return Files(Paths([name]))  # a named file needs no image extension
     if is_pattern(name):
         files = match_files(name)
         folder = literal_folder(name)
@@ -223,14 +223,14 @@ def _find_files(name: str, warnings: list[str], datasets: Sequence[str]) -> File
 _NO_IMAGE = "not an image; "
 _HINTS = {
     ".tar": "open shards as wds:{}",
-    ".txt": "if it is a list of paths, one a line, pass - and send the file: - < {}",
+    ".txt": "if it is a list of paths, one per line, pass - and send the file: - < {}",
 }
 """Ending of a file -> what to write instead of its name."""
 _EXPECTED = f"expected files ending in {', '.join(IMAGE_ENDINGS)}"
 
 
 def _contents(folder: Path) -> str:
-    """Say what a folder holds that a pattern could have meant."""
+    """Describe the contents of a folder that a pattern may refer to."""
     if not os.path.isdir(folder):
         return nearest_parent(folder)
     try:

@@ -91,7 +91,7 @@ class Files(ImageGroup):
 
 
 class UnusableFile(Files):
-    """A file or a folder that was named and has no image: reading it raises `ImageError`.
+    """A named file or folder without an image: reading it raises `ImageError`.
 
     Args:
         name: of the file.
@@ -243,7 +243,7 @@ class ImageList:
 
 
 def _set_apart(groups: Sequence[Files]) -> None:
-    """Give images of several folders places with their folder, below what the folders share."""
+    """Give images of several folders output paths with their folder, below the common folder."""
     folders = [os.path.abspath(group.base) for group in groups]
     if len({*folders}) > 1:
         shared = os.path.commonpath(folders)
@@ -276,8 +276,8 @@ def dataset_parts(
             continue
         shown = part
         if dataset.cut and split is None:
-            shown = ""  # splits that were cut here do not belong to the data
-        # through caches and replacements to the files themselves
+            shown = ""  # splits made by vitkit do not belong to the data
+        # unwraps caches and replacements, down to the files
         if (files := images.original().files()) is not None:
             labels = [dataset.classes[label] for label in images.labels]
             yield Files(Paths(files.paths), files.root, labels, [shown] * len(labels), source)
@@ -288,7 +288,7 @@ def dataset_parts(
 def batches_of(
     images: Iterable[AnyImage], size: int
 ) -> Iterator[tuple[list[tuple[int, AnyImage]], bool]]:
-    """Yield numbered images, `size` of them or fewer, and True if the next ones are there already.
+    """Yield numbered batches of at most `size` images, and True if the next images are available.
 
     What has come of a slow stream is not kept back until more comes.
     """

@@ -1,4 +1,4 @@
-"""The images that are predicted: paths, addresses, bytes, arrays, and the images of a dataset."""
+"""Images to predict: paths, addresses, bytes, arrays, and images of a dataset."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class FoundImage(ABC):
 
 @dataclass(kw_only=True, eq=False)
 class FileImage(FoundImage):
-    """An image in a file; it can be opened as the path that its name is."""
+    """An image in a file, whose name is its path."""
 
     def __fspath__(self) -> str:
         return self.name
@@ -78,7 +78,7 @@ class UnusableImage(FileImage):
 class WebImage(FoundImage):
     """An image at a web address, downloaded when it is first read, and kept with this object."""
 
-    # kept, so that a drawing is of the bytes that were predicted
+    # kept, so that a drawing shows the bytes that were predicted
     _file: WebFile | None = field(default=None, init=False, repr=False)
 
     @classmethod

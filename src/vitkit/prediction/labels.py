@@ -1,4 +1,4 @@
-"""True labels of images beside predictions: classes matched by name, and right answers counted."""
+"""True labels of predicted images: classes matched by name, and correct predictions counted."""
 
 from __future__ import annotations
 

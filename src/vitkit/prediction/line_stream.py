@@ -1,4 +1,4 @@
-"""Lines of a stream that another program writes, as soon as each of them has come."""
+"""Lines of a stream written by another program, each as soon as it arrives."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LineStream:
             try:
                 ready, _, _ = select.select([self._descriptor], [], [], 0)
             except (OSError, ValueError):
-                return False  # not every kind of file can be asked
+                return False  # `select` does not support every kind of file
             if not ready:
                 return True
             self._read()

@@ -193,7 +193,7 @@ class Predictor:
             top_k: number of classes in `top`; at most K.
 
         Yields:
-            A `Prediction`, or the `ImageError` of an image that cannot be used; the others go on.
+            A `Prediction`, or the `ImageError` of an image that cannot be used.
 
         Raises:
             CheckpointError: outputs that are NaN or infinite, with the first image of a batch.
@@ -248,7 +248,7 @@ class Predictor:
             for result in results:
                 if isinstance(result, ImageError):
                     raise result
-            # without failures, the rows of a batch are its images in order
+            # without failures, the rows of a batch correspond to its images
             batches.append(rows)
         if not batches:  # the engine knows the number of columns
             return self._outputs(self._parts.blank())[:0]
@@ -271,7 +271,7 @@ class Predictor:
         try:
             for chunk, more_soon in batches_of(images, self.batch_size):
                 waiting.append([self._submit(pool, memory, *numbered) for numbered in chunk])
-                # the next batch is decoded while the model runs, unless it is yet to come
+                # the next batch is decoded while the model runs, if its images are available
                 while len(waiting) > int(more_soon):
                     yield self._run(waiting.popleft())
             while waiting:
@@ -283,7 +283,7 @@ class Predictor:
     def _submit(
         self, pool: ThreadPoolExecutor, memory: MemoryLimit, number: int, image: AnyImage
     ) -> tuple[str, Future[ResizedImage | ImageError]]:
-        """Decode and scale an image: the caller's objects at once, files in a thread."""
+        """Decode and resize an image: the caller's objects at once, files in a thread."""
         name = name_in_messages(image, number)
         if not isinstance(image, Image.Image | np.ndarray):
             return name, pool.submit(self._prepare, memory, name, image)
@@ -341,7 +341,7 @@ def _refuse_not_finite(outputs: Float[Tensor, "B K"], names: Sequence[str]) -> N
 
 
 def _largest(logits: Float[Tensor, "B K"], count: int) -> Int64[Tensor, "B k"]:
-    """Return the numbers of the largest logits, of equal ones the first, as `argmax` does."""
+    """Return the indices of the largest logits; among equal ones the first, as `argmax` does."""
     values, classes = logits.topk(min(count + 1, logits.shape[1]))
     # `topk` takes any of equal ones; sorting all of many classes takes far longer
     if (values[:, 1:] == values[:, :-1]).any():

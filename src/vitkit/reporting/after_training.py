@@ -42,7 +42,7 @@ def train_and_report(config: TrainConfig) -> tuple[TrainResult, Path | None]:
 
 
 def _report(result: TrainResult, config: TrainConfig) -> Path | None:
-    """Write the report at the end of training; where that fails, a line in the log says so.
+    """Write the report at the end of training; if that fails, log a line.
 
     Args:
         result: of the run; after `--auto` the winner's run has the report.

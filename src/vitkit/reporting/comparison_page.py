@@ -116,7 +116,7 @@ def _letters(count: int) -> list[str]:
 
 
 def _settings(name: str) -> dict[str, Any]:
-    """Return the settings that a checkpoint stores, of a model each field apart."""
+    """Return the settings that a checkpoint stores, with one entry per field of the model."""
     stored = inspect(name)
     recipe = stored.metadata.get("recipe")
     settings = recipe if isinstance(recipe, Mapping) else {}

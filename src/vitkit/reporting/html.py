@@ -21,7 +21,7 @@ GENERATOR = "vitkit report"
 
 @dataclass(frozen=True)
 class FilledSection:
-    """A section with what it shows, or with what is missing.
+    """A section with its content, or the reason why it is missing.
 
     Attributes:
         section: its name and title.
@@ -35,7 +35,7 @@ class FilledSection:
 
 
 def page(run: ReportedRun) -> str:
-    """Return the report of a run: HTML that loads nothing, whatever the names in it are."""
+    """Return the report of a run: HTML that loads nothing, with all names escaped."""
     environment = _environment()
     sections = [_fill(environment, section, run) for section in SECTIONS]
     return render_page("report.html", generator=GENERATOR, run=run, sections=sections)

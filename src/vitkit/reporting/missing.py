@@ -1,4 +1,4 @@
-"""`Missing`: what a section of the report needs and the run folder does not have."""
+"""`Missing`: the data that a section of the report needs and the run folder lacks."""
 
 from __future__ import annotations
 

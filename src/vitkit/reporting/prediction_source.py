@@ -174,7 +174,7 @@ def validation_predictions(
 def as_confidence(
     held_out: HeldOut, temperature: float
 ) -> tuple[Float64[np.ndarray, " N"], Bool[np.ndarray, " N"]]:
-    """Return the confidence of each validation image, and whether its prediction is right.
+    """Return the confidence of each validation image, and whether its prediction is correct.
 
     Args:
         held_out: the logits of N images.

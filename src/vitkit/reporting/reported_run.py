@@ -1,4 +1,4 @@
-"""`ReportedRun`: what the folder of a run has for its report, each part read when it is needed."""
+"""`ReportedRun`: the parts of a run folder for its report, each read on demand."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ReportedRun:
         if not model or not data:
             return ""
         spec = self.settings.get("spec") or {}
-        # a model of another size than the named one is not that model
+        # a model of another size is not the named one
         if {"width", "depth"} <= spec.keys():
             model = f"ViT of width {spec['width']} with {plural(spec['depth'], 'block')}"
         ends = [line.partition("T")[0] for line in self.log[-1:]]

@@ -59,7 +59,7 @@ def report(
     check_type(run, (str, PathLike), "report", expected)
     found = ReportedRun(run)
     path = found.folder.report if output is None else nonempty_path(output, "--output")
-    # what a run leaves is never replaced; no file of it ends in .html but the report
+    # files of a run are never replaced; only its report ends in .html
     inputs = [entry for entry in found.root.rglob("*") if entry.suffix.lower() != ".html"]
     check_outputs([path], REPORT_FILE, inputs=inputs, overwrite=overwrite, flag="--output")
     if suspects is not None:

@@ -162,7 +162,7 @@ class TrainingStep:
 
     def _agreed(self, loss: float, norm: float) -> StepResult:
         """Combine losses, norms and signals of all processes to the same result in each."""
-        # one exchange a step, of three numbers each
+        # one exchange per step, of three numbers
         losses, norms, signals = zip(
             *self.world.all_gather((loss, norm, float(self.stop.signum or 0))), strict=True
         )

@@ -115,8 +115,8 @@ def _begin(
         callbacks: as for `train`.
     """
     config, stopped = find_stopped_run(config, world, stack)
-    goes_on = stopped is not None
-    plan = make_plan_in_turn(config, world, goes_on=goes_on)
+    resumes = stopped is not None
+    plan = make_plan_in_turn(config, world, resumes=resumes)
     # before the folder is created, which a wrong callback would leave behind
     further = [*(make() for make in callbacks), *import_callbacks(config.callbacks)]
     folder, folder_notes = claim_folder(config, stopped, world, stack)
@@ -142,7 +142,7 @@ def _begin(
     for line in (*notes, *(stopped.notes if stopped else ())):
         log.info(line)
     log_model(plan, log, model)
-    tune = partial(tune_settings, plan, model, log.info, goes_on=goes_on, folder=folder)
+    tune = partial(tune_settings, plan, model, log.info, resumes=resumes, folder=folder)
     with raise_on_signal(resume_hint):
         plan = plan.with_settings(world.broadcast_from_main(tune))
     log.set_total(plan.last_step)

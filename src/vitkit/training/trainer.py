@@ -220,9 +220,7 @@ class Trainer:
         for callback in self.callbacks:
             try:
                 call_event(callback, event, self, *arguments)
-            except (
-                Exception
-            ) as error:  # as above: the run is saved before the error is raised again
+            except Exception as error:  # as above: raised again after the run is saved
                 # vitkit's callbacks depend on each other; other processes may not have failed
                 if is_own(callback) or self.training_step.world.size > 1:
                     raise

@@ -1,1 +1,1 @@
-"""Checkpoints in and out: `formats` has vitkit's own and all others, `files` opens files."""
+"""Read and write checkpoints: `formats` has vitkit's own and all others, `files` opens files."""

@@ -115,7 +115,7 @@ def adapt(checkpoint: Checkpoint, **changes: Any) -> Checkpoint:
         adapted = _with_grid(adapted, request)
     if request.classes is not None:
         adapted = _with_rows(adapted, request.classes, request.num_classes)
-    # 0 asks for no head, which a model may be without already.
+    # 0 means no head, which is no change for a model without one.
     elif request.num_classes or request.num_classes not in (None, adapted.model.spec.num_classes):
         adapted = _with_fresh_head(adapted, request.num_classes or 0)
     changed = replace(
@@ -131,11 +131,11 @@ def adapt(checkpoint: Checkpoint, **changes: Any) -> Checkpoint:
 
 
 def _metadata(checkpoint: Checkpoint, adapted: _Adapted) -> dict[str, Any]:
-    """Return the metadata with a line for each step, and without measurements that are void."""
-    # A checkpoint may have been adapted before: its lines stay.
+    """Return the metadata with a line for each step, and without scores that no longer hold."""
+    # Lines of earlier adaptations are kept.
     lines = [*texts(checkpoint.metadata, "adapted"), *map(str, adapted.steps)]
     metadata = {**checkpoint.metadata, "adapted": lines}
-    # Folded steps keep the logits, but for a change of channels: that does so for grey images.
+    # Folded steps keep the logits; a change of channels keeps them for grey images only.
     exact = all(step.kind == "folded" for step in adapted.steps)
     if not exact or adapted.preprocess.channels != checkpoint.preprocess.channels:
         for name in MEASURED:
@@ -315,7 +315,7 @@ def _with_fresh_head(adapted: _Adapted, count: int) -> _Adapted:
 
 
 def _refuse_stem(spec: ViTSpec, change: str) -> None:
-    """Raise `SpecError` for a change that needs tokens which are linear in the pixels."""
+    """Raise `SpecError` for a change that needs tokens linear in the pixels."""
     if spec.stem not in LINEAR_STEMS:
         raise SpecError(
             f"{change} cannot be changed with stem {spec.stem!r}, whose tokens are not linear in "

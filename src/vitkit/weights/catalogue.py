@@ -203,7 +203,7 @@ def published(preset: str) -> list[CatalogueEntry]:
 
 
 def known(path: str | Path) -> CatalogueEntry | None:
-    """Return the entry that a name or an address means; `None` for files and unlisted addresses.
+    """Return the entry of a name or an address; `None` for files and unlisted addresses.
 
     A file or a folder of that name goes first. Nothing is fetched.
     """

@@ -1,7 +1,6 @@
 """`Checkpoint`: a model with its preprocessing, class names and metadata.
 
-The class knows neither readers nor writers of files, so that whoever receives a checkpoint imports
-none of them.
+The class does not import readers or writers of files, so neither does code that uses a checkpoint.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Hub(Protocol):
 
 @runtime_checkable
 class LabelledModel(Protocol):
-    """A model with the facts that labelled images are opened and counted for it by.
+    """A model with the facts needed to open labelled images for it and to count its predictions.
 
     Attributes:
         classes: the K class names; empty where they are not known.
@@ -119,7 +118,7 @@ class Checkpoint:
 
     @property
     def origin(self) -> Origin:
-        """The facts that its model keeps as `model.origin`."""
+        """The facts stored in the model as `model.origin`."""
         licence = self.metadata.get("licence")
         if not isinstance(licence, str):  # a file may have anything there
             licence = ""

@@ -164,7 +164,7 @@ def convert(
 def _run_written(
     to: str, path: Path, spec: ViTSpec, image: Tensor, not_stored: Mapping[str, Any]
 ) -> tuple[ModelOutputs, str, str]:
-    """Run written files on an image: by the target's own library, or else read again by vitkit.
+    """Run written files on an image: by the target's own library, or else by vitkit.
 
     Args:
         to: the format.
@@ -229,7 +229,7 @@ def _notes_on_losses(
     checkpoint: Checkpoint,
 ) -> list[str]:
     """Return a line on each value that the written file does not contain."""
-    # What a reader of the files would get otherwise than it was.
+    # Preprocessing that a reader of the files would get differently.
     notes: list[str] = []
     for name, value in not_stored.items():
         notes.append(f"the file cannot store {name} = {value!r}: pass it when loading")

@@ -36,9 +36,9 @@ SAFE_FILES = [
     "model.npz",
     *DOCUMENT_FILES.values(),
 ]
-"""Files fetched of a repository; many hold the same weights once more under other names."""
+"""Files fetched from a repository; many also have the same weights under other names."""
 PICKLED_FILES = ["pytorch_model.bin", "pytorch_model-*.bin", "pytorch_model.bin.index.json"]
-"""Files fetched besides, with trust, of a repository that has no others."""
+"""Pickles, fetched only with trust, from a repository without other weights."""
 WEIGHTS_ENDINGS = (".safetensors", ".npz", *PUBLISHED_PICKLES)
 
 
@@ -66,7 +66,7 @@ def locate(name: str | Path, *, trust_pickle: bool = False) -> tuple[Path, Catal
         raise CheckpointError(
             "the name of the weights is empty; pass a file, a folder or an address"
         )
-    # A name of the catalogue, or an address that is in it: both have facts that the file lacks.
+    # The catalogue has facts that the file lacks, for its names and addresses.
     entry = known(name)
     if entry is not None:
         return _fetch(entry.address, entry.sha256, trust_pickle), entry
@@ -168,7 +168,7 @@ def verify_hub_file(path: Path, sha256: str = "") -> None:
     expected = [digits.lower() for digits in (blob_digits, sha256) if digits]
     if not expected:
         return
-    # The name of the blob, and what the catalogue expects, are checked by one reading of the file.
+    # The digests of the blob's name and of the catalogue are checked by reading the file once.
     digest = file_sha256(blob)
     for digits in expected:
         if not digest.startswith(digits):

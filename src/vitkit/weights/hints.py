@@ -1,7 +1,7 @@
-"""Hints of a caller for values that a file leaves open: a model's name, or single fields.
+"""The caller's hints for values that a file does not state: a model's name, or single fields.
 
-A value that is only usual for files of a format is a guess. A preset's name or a keyword decides it
-instead; a remaining guess is reported in one line.
+A value that is only usual for files of a format is a guess. A preset's name or a keyword replaces
+it; remaining guesses are reported in one line.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def infer_with_hints(
     second = form.infer(header, {**likely, **overrides})
     before, after = first.spec.image_size, second.spec.image_size
     same_rows = second.spec.position_rows and second.spec.num_patches == first.spec.num_patches
-    # As many patches in another grid: the rows are read in another order, which is worth a line.
+    # The same number of patches in another grid: the rows are read in another order, so warn.
     if before == after or not same_rows:
         return second
     line = (

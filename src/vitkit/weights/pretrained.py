@@ -1,4 +1,4 @@
-"""A model by its name with weights from elsewhere: published ones, or the user's own.
+"""A model by its name, with published weights or the user's own.
 
 Fields that the caller names are what the model has: sizes, channels and classes are adapted, and
 each step is logged (logger `vitkit`). All others are as the weights were trained.
@@ -124,7 +124,7 @@ def create_model(
     if out_indices is not None and not features_only:
         raise SettingError("out_indices needs features_only=True; pass both, or neither")
     _check_name(name)
-    if pretrained is None or pretrained is False:  # None comes from callers with a setting
+    if pretrained is None or pretrained is False:  # None: not set
         model = _fresh_model(name, overrides)
     else:
         model = load_pretrained(
@@ -138,7 +138,7 @@ def create_model(
 
 
 def _check_name(name: str) -> None:
-    """Raise `SettingError` for a path, or for something else than a name."""
+    """Raise `SettingError` for a path, or anything that is not a name."""
     check_type(name, str, "create_model", "the name of a model, such as 'vit_tiny_patch16_224'")
     if "/" in name and os.path.exists(name):
         raise SettingError(
@@ -165,7 +165,8 @@ def from_pretrained(
     """Return a model with weights; `ViT.from_pretrained` has the arguments and errors."""
     if not isinstance(source, str | os.PathLike):
         raise CheckpointError(
-            f"a {type(source).__name__} is no source of weights; pass a path, a name or an address"
+            f"a {type(source).__name__} is not a source of weights; pass a path, a name or an "
+            "address"
         )
     path = os.fspath(source)
     if HUB_NAME.fullmatch(path) and not os.path.exists(path) and known(path) is None:
@@ -294,7 +295,7 @@ def adapt_to_spec(
 
 
 def _differences(target: ViTSpec, spec: ViTSpec, requested: Mapping[str, Any]) -> list[str]:
-    """Return a line for each field in which weights cannot be those of the target spec."""
+    """Return a line for each field in which weights do not fit the target spec."""
     ours, theirs = target.to_json(), spec.to_json()
     lines: list[str] = []
     for field, value in ours.items():

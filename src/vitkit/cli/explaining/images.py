@@ -144,4 +144,4 @@ def _print_line(image: FoundImage, explanation: Explanation, path: Path) -> None
 
 def _print(line: str) -> None:
     """Print at once; all files are written even if the reader of stdout has exited."""
-    print_now(f"{line}\n", goes_on=True)
+    print_now(f"{line}\n", keeps_running=True)

@@ -68,11 +68,11 @@ def _open_stdin() -> int:
         os.fstat(descriptor)
     except (AttributeError, OSError, ValueError):  # it is None where the shell has closed it
         raise DataError(
-            "-: the standard input is closed; send paths to it, one a line, or name the images"
+            "-: the standard input is closed; send paths to it, one per line, or name the images"
         ) from None
     if is_terminal:
         raise DataError(
-            "-: the standard input is a terminal; send paths to it, one a line, such as: "
+            "-: the standard input is a terminal; send paths to it, one per line, such as: "
             "find photos -name '*.jpg' | vitkit ..."
         )
     return descriptor

@@ -24,55 +24,57 @@ NAMES_MEASURED = 1_000
 """Images whose names decide the width of a column; of more, the column has its widest."""
 
 
-def print_now(text: str, *, goes_on: bool) -> None:
+def print_now(text: str, *, keeps_running: bool) -> None:
     """Print at once.
 
     Args:
         text: to print.
-        goes_on: print no more when the reader has left (`| head`), instead of raising
+        keeps_running: print no more when the reader has left (`| head`), instead of raising
             `BrokenPipeError`.
     """
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        if not goes_on:
+        if not keeps_running:
             raise
         discard_stdout()
 
 
 @contextmanager
-def print_table(images: ImageList, classes: Iterable[str], *, goes_on: bool) -> Iterator[Write]:
+def print_table(
+    images: ImageList, classes: Iterable[str], *, keeps_running: bool
+) -> Iterator[Write]:
     """Print a row for each class of an image, with bars, or a line per image for programs.
 
     Args:
         images: that will be predicted.
         classes: that can be predicted.
-        goes_on: as for `print_now`.
+        keeps_running: as for `print_now`.
     """
     width = terminal_width()
     if width is None:
-        yield partial(_print_line, goes_on=goes_on)
+        yield partial(_print_line, keeps_running=keeps_running)
         return
     # for more images the longest name is not searched: the first row must appear at once
     few = images.total is not None and images.total <= NAMES_MEASURED
     table = PredictionTable([image.name for image in images] if few else (), classes, width)
-    print_now(table.header(), goes_on=goes_on)
+    print_now(table.header(), keeps_running=keeps_running)
 
     def write(image: FoundImage, prediction: Prediction) -> None:
-        print_now(table.rows(image.name, prediction.top), goes_on=goes_on)
+        print_now(table.rows(image.name, prediction.top), keeps_running=keeps_running)
 
     yield write
 
 
-def _print_line(image: FoundImage, prediction: Prediction, *, goes_on: bool) -> None:
+def _print_line(image: FoundImage, prediction: Prediction, *, keeps_running: bool) -> None:
     classes = ", ".join(f"{escape(label)} {p:.3f}" for label, p in prediction.top)
-    print_now(f"{escape(image.name)}: {classes}\n", goes_on=goes_on)
+    print_now(f"{escape(image.name)}: {classes}\n", keeps_running=keeps_running)
 
 
 @contextmanager
-def print_json(*, goes_on: bool) -> Iterator[Write]:
-    """Print a JSON list, an entry at a time; `goes_on` as for `print_now`.
+def print_json(*, keeps_running: bool) -> Iterator[Write]:
+    """Print a JSON list, an entry at a time; `keeps_running` as for `print_now`.
 
     Names of files are exact: a byte that is not UTF-8 is a lone surrogate, as for `os.fsencode`.
     """
@@ -90,8 +92,8 @@ def print_json(*, goes_on: bool) -> Iterator[Write]:
         if image.label:
             row["true_label"] = image.label
         entry = json.dumps(row, indent=2).replace("\n", "\n  ")
-        print_now(separator + entry, goes_on=goes_on)
+        print_now(separator + entry, keeps_running=keeps_running)
         separator = ",\n  "
 
     yield write
-    print_now("\n]\n", goes_on=goes_on)
+    print_now("\n]\n", keeps_running=keeps_running)

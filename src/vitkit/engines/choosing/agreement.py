@@ -50,8 +50,8 @@ class Agreement:
             return f"its logits differ by {self.difference:.2g}; at most {bound:.2g} is expected"
         if self.cosine < COSINE_BOUNDS[precision]:
             return (
-                f"its logits have a cosine of {self.cosine:.4f} with those of float32; at least "
-                f"{COSINE_BOUNDS[precision]} is expected"
+                f"its logits have a cosine similarity of {self.cosine:.4f} with those of float32; "
+                f"at least {COSINE_BOUNDS[precision]} is expected"
             )
         if self.images >= ENOUGH_IMAGES and self.same_class < SAME_CLASS_BOUNDS[precision]:
             return (

@@ -59,14 +59,14 @@ def gradient_rollout(
     check_classes(model, classes, METHODS)
     record = Record(attention=range(model.spec.depth), pooling=has_map_head(model), gradients=True)
     with gradients_in_eval_mode(model):
-        # a graph through the maps, even where every parameter is frozen
+        # builds a graph through the maps even if all parameters are frozen
         pixels = images.clone().detach().requires_grad_()
         with backward_paths(gradients):
             features = model.forward_features(pixels, record)
             logits = model.forward_head(features, record)
         score = class_scores(logits, classes).sum()
         maps = [*record.pooling.values(), *reversed(record.attention.values())]
-        # The sum over images: each map gets the gradient of its own image's score alone.
+        # Sum over images: each map gets the gradient of its own image's score only.
         found = torch.autograd.grad(score, maps)
     weights = [_weighted(*pair) for pair in zip(maps, found, strict=True)]
     if record.pooling:

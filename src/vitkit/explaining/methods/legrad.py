@@ -61,7 +61,7 @@ def legrad(
         with torch.no_grad():
             tokens, context, grid = model.embed(images)
         for block in block_calls(model.blocks, record):
-            # A^l is reached from s^l by layer l alone, so earlier layers are no part of the graph
+            # s^l depends on A^l through layer l only, so earlier layers are not in the graph
             tokens = block(tokens.detach().requires_grad_(), context)
             features = Features.split(model.norm(tokens), grid, model.spec)
             scores = class_scores(model.forward_head(features, record), classes)

@@ -119,7 +119,7 @@ def _layer_share(
     tokens = fused.shape[-1]
     smallest = int(discard_ratio * tokens)
     if smallest:
-        # Stable: of equal weights the same ones go on every machine.
+        # Stable: among equal weights the same ones are dropped on every machine.
         least = fused.argsort(dim=-1, stable=True)[..., :smallest]
         fused = fused.scatter(-1, least, 0.0)
     mixed = (fused + torch.eye(tokens, dtype=fused.dtype, device=fused.device)) / 2

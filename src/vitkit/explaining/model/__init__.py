@@ -1,1 +1,1 @@
-"""Numbers of what a model has learned: filters, positions, attention over depth."""
+"""Measurements of what a model has learned: filters, positions, attention over depth."""

@@ -149,7 +149,7 @@ class ModelExplanation:
         }
 
     def lines(self) -> list[str]:
-        """Return the main numbers in sentences, one a line."""
+        """Return the main numbers in sentences, one per line."""
         lines = []
         if len(self.filters.shares):
             count = plural(len(self.filters.shares), "component")
@@ -202,7 +202,7 @@ class ModelExplanation:
             yield ModelPanel("norms", lambda axes: draw_norms(axes, norms, artefacts.threshold))
 
     def _detail(self, panel: str) -> str:
-        """Return what the caption of a single figure says besides model and images."""
+        """Return the part of a figure's caption that follows model and images."""
         from vitkit.plots.model.images import shown_positions
 
         if panel == "filters":

@@ -66,7 +66,7 @@ def first_layer_filters(model: ViT, count: int = MOST_FILTERS) -> Filters:
     # right singular vectors of the centred filters are the components, largest variance first
     _, sizes, directions = np.linalg.svd(rows, full_matrices=False)
     variances = sizes**2
-    # the others, as the last of no more filters than pixel values, are rounding errors
+    # components without variance, as with few filters, are rounding errors
     rank = int((sizes > sizes[0] * max(rows.shape) * np.finfo(np.float64).eps).sum())
     if not rank:
         return _no_filters(model, "All first-layer filters are equal, so they have no components.")

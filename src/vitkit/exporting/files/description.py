@@ -183,7 +183,7 @@ def _check_values(document: dict[str, Any], path: Path) -> None:
         raise _damaged(path, f"temperature is {document['temperature']!r}")
     classes = document["classes"]
     if any(not isinstance(name, str) for name in classes):
-        raise _damaged(path, "classes are not texts")
+        raise _damaged(path, "classes are not strings")
     if classes and len(classes) != document["num_classes"]:
         raise _damaged(path, f"{len(classes)} class names for {document['num_classes']} logits")
 

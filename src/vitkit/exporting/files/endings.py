@@ -16,7 +16,7 @@ def is_artefact(path: str | PathLike[str]) -> bool:
 
 
 def engine_refused(path: str | PathLike[str]) -> SettingError:
-    """Return the error for a choice of engine or device, which an exported model does not leave."""
+    """Return the error for engine flags, which do not apply to an exported model."""
     return SettingError(
         f"{fspath(path)} is an exported model, which has its runtime and precision and runs on the "
         "CPU; leave out --engine, --precision, --merge, --calibrate and --device"
@@ -34,6 +34,6 @@ def refuse_needless_trust(model: object, *, trust_code: bool) -> None:
         return
     if not fspath(model).lower().endswith(ENDINGS["torch"]):
         raise SettingError(
-            f"--trust-code has no effect: {fspath(model)} is no .pt2 file and runs no code; leave "
-            "it out"
+            f"--trust-code has no effect: {fspath(model)} is not a .pt2 file and runs no code; "
+            "leave it out"
         )

@@ -101,8 +101,8 @@ def read_onnx_description(path: Path) -> str | None:
             _check_location(path, message)
         if isinstance(message, onnx.NodeProto) and message.domain not in known:
             raise CheckpointError(
-                f"{path}: its operator {message.op_type} is of {message.domain!r}, which needs a "
-                "library of its own; export the checkpoint again with vitkit export"
+                f"{path}: its operator {message.op_type} is of {message.domain!r}, which needs an "
+                "additional library; export the checkpoint again with vitkit export"
             )
     for entry in proto.metadata_props:
         if entry.key == ARTEFACT_KEY:

@@ -90,7 +90,7 @@ def read_openvino_description(path: Path) -> str | None:
 def _whole(path: Path, text: str) -> int:
     """Return a whole number of bytes."""
     if not re.fullmatch(r"[0-9]{1,18}", text):
-        raise CheckpointError(f"{path}: damaged: {text[:20]!r} is no number of bytes")
+        raise CheckpointError(f"{path}: damaged: {text[:20]!r} is not a number of bytes")
     return int(text)
 
 

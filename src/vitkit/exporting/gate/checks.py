@@ -55,7 +55,7 @@ class GateBounds:
     allow_slower: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return them, and what follows from them for a class, as `OUT.json` has them."""
+        """Return the fields and the derived numbers of a class, as in `OUT.json`."""
         return {
             **vars(self),
             "max_drop_in_class": 2 * self.max_drop,
@@ -82,12 +82,12 @@ class ClassAccuracies:
 
     @property
     def drop(self) -> float:
-        """How much worse the exported model is, in points of a hundred."""
+        """How much worse the exported model is, in percentage points."""
         return 100 * (self.torch - self.exported)
 
     @property
     def lost(self) -> int:
-        """How many more images are right by torch than by the exported model."""
+        """How many more images torch classifies correctly than the exported model."""
         return round(self.images * (self.torch - self.exported))
 
 
@@ -167,7 +167,7 @@ def _checked_run(
     if logits.shape != (len(inputs), description.num_classes):
         raise CheckpointError(
             f"the exported model returns {logits.shape} for {plural(len(inputs), 'image')}; "
-            f"expected {description.num_classes} logits an image"
+            f"expected {description.num_classes} logits per image"
         )
     if description.with_preprocessing:
         wanted = torch.from_numpy(logits / description.temperature).softmax(1).numpy()
@@ -307,7 +307,7 @@ def _logit_bound(description: ArtefactDescription, labelled: bool) -> float:
 
 
 def refuse_other_batches(run: Run, image: np.ndarray, description: ArtefactDescription) -> None:
-    """Refuse a model that gives two images of one size other logits together than alone.
+    """Refuse a model whose logits depend on the other image in a batch.
 
     Args:
         run: runs the exported model.

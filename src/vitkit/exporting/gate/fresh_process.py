@@ -99,19 +99,19 @@ class FreshProcess:
         self.close()
 
     def close(self) -> None:
-        """End the process: it leaves by itself when its input closes, and deletes its files."""
+        """Close the input: the process exits, and deletes its files."""
         assert self._process.stdin is not None, "a pipe"
-        with suppress(OSError):  # what it had not read yet
+        with suppress(OSError):  # unread input
             self._process.stdin.close()
         self._leaves()
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None, "both are pipes"
-            with suppress(OSError):  # what it had not read yet
+            with suppress(OSError):  # unread input
                 stream.close()
         self._messages.close()
 
     def _leaves(self) -> bool:
-        """Wait for the end of the process; kill one that goes on, and return False then."""
+        """Wait for the process to exit; kill it if it does not, and return False."""
         try:
             self._process.wait(LEAVING_SECONDS)
         except subprocess.TimeoutExpired:
@@ -135,7 +135,7 @@ class FreshProcess:
 
         def stop() -> None:
             timed_out.set()
-            self._process.kill()  # ends the waiting below, as the pipes close
+            self._process.kill()  # unblocks the read below, as the pipes close
 
         timer = threading.Timer(self._seconds, stop)
         timer.start()

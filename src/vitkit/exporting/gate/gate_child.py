@@ -22,11 +22,11 @@ def answer_runs(arguments: list[str]) -> None:
     Args:
         arguments: the artefact's path.
     """
-    # runtimes may print: the answers have a pipe of their own
+    # runtimes may print to stdout: answers use a separate pipe
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     network = cut_off_network()
-    # imported after that, as numpy and others start threads, which would keep the network
+    # imported after that: numpy and others start threads, which would keep the network
     from vitkit.errors import VitkitError
     from vitkit.exporting.files.open_artefact import open_artefact
     from vitkit.exporting.gate.array_pipe import receive_message, send_message

@@ -68,13 +68,13 @@ class GateImages:
 
 @dataclass(frozen=True)
 class CalibrationImages:
-    """Images that int8 is calibrated with; none is among those of the check.
+    """Images for int8 calibration; none of them is used in the check.
 
     Attributes:
         images: N of them, (H, W, C) uint8: RGB of any size, or fitted to the model.
         data: name of the dataset.
         split: of the dataset.
-        left_out: how many were left out, as the same pixels are among those of the check.
+        left_out: how many were left out, as the check uses images with the same pixels.
     """
 
     images: tuple[UInt8[np.ndarray, "_ _ _"], ...]

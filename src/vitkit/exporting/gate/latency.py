@@ -95,7 +95,7 @@ def refuse_slower(
         return
     baselines = {"torch": "torch", "float32": "the same runtime in float32"}
     raise CheckpointError(
-        f"export refused, {NOT_WRITTEN}: it takes {latency['exported_ms']:.2f} ms an image, "
+        f"export refused, {NOT_WRITTEN}: it takes {latency['exported_ms']:.2f} ms per image, "
         f"{latency['ratio']:.2f} times as long as {baselines[latency['baseline']]} "
         f"({latency['baseline_ms']:.2f} ms; bound {bound:g}); pass --allow-slower "
         "(allow_slower=True) to accept it"

@@ -21,7 +21,7 @@ EVENTS = (
 
 
 def cut_off_network() -> str:
-    """Take the network from this process, which must not have other threads yet.
+    """Cut this process off from the network; it must be single-threaded.
 
     Linux gives it a network of its own with nothing in it, where that is allowed; in any case an
     audit hook refuses Python's sockets, but not those of native code.
@@ -48,5 +48,5 @@ def _own_network() -> bool:
         flags |= NEW_USERS
     try:
         return bool(ctypes.CDLL(None).unshare(flags) == 0)
-    except (AttributeError, OSError):  # another C library
+    except (AttributeError, OSError):  # a C library without `unshare`
         return False

@@ -58,7 +58,7 @@ class Explanations:
         try:
             explainer = ImageExplainer(self._checkpoint, pixels, truth=False)
             explanation = explainer.explain(self.method)
-            # one meaning of the colours in all maps: also where no patch speaks against the class
+            # one colour scale for all maps, also if no patch speaks against the class
             scale = ColourScale.of(explanation.values, -explanation.values)
             image = Image.fromarray(explanation.panel(scale=scale).pixels)
         except VitkitError as error:

@@ -45,7 +45,7 @@ def curves(run: ReportedRun) -> dict[str, Any]:
 
 
 def _made_harder(settings: Settings) -> str:
-    """Name what the training loss has and the validation loss has not; empty if nothing."""
+    """Name what raises the training loss but not the validation loss; empty if nothing."""
     words = ["augmented images"] if _is_augmented(settings) else []
     smoothing = settings.get("label_smoothing")
     if smoothing:

@@ -175,7 +175,7 @@ def suspects(run: ReportedRun) -> dict[str, Any]:
     found = _read(run, again) if run.folder.suspects.exists() else _predicted(run, again)
     split = run.images.split(found.split)
     shown = [_with_image(run, split, one) for one in found.suspects[:SHOWN]]
-    # without images nobody can judge a label
+    # labels cannot be judged without the images
     can_tick = any(one.image for one in shown)
     dataset = run.images.dataset
     return {
@@ -187,7 +187,7 @@ def suspects(run: ReportedRun) -> dict[str, Any]:
         "folds": FOLDS,
         "table": run.folder.suspects.name,
         "can_tick": can_tick,
-        # a problem may be that of another split
+        # the problem may concern another split
         "problem": "" if can_tick else run.images.problem,
         "classes": [] if dataset is None else dataset.classes,
         "earlier": _earlier(run),

@@ -27,7 +27,7 @@ def saved_when_images_fail(run: Run, save: Save) -> Iterator[None]:
         detail = f"{error.detail}; {_save_and_describe(run, save)}: {mend}"
         raise ImageError(error.name, error.reason, detail) from error
     except (DataError, UserCodeError) as error:
-        mend = f"mend it and {run.how_to_resume()}"
+        mend = f"fix it and {run.how_to_resume()}"
         # the cause has the traceback of the user's own code
         raise type(error)(f"{error}; {_save_and_describe(run, save)}: {mend}") from error.__cause__
     except LoaderError as error:

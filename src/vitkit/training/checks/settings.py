@@ -23,13 +23,13 @@ ELEMENTWISE_OPTIMIZERS = ("adamw", "adam", "sgd")
 """Optimizers that update each number alone, so that a shard of a weight is enough for them."""
 
 
-def check_settings(config: TrainConfig, processes: int, *, goes_on: bool = False) -> None:
+def check_settings(config: TrainConfig, processes: int, *, resumes: bool = False) -> None:
     """Check all settings against each other.
 
     Args:
         config: the settings.
         processes: number of processes that share every batch.
-        goes_on: a run is resumed; an older one may have statistics that are refused now.
+        resumes: a run is resumed; an older one may have statistics that are refused now.
 
     Raises:
         SettingError: settings that contradict each other, or that would be ignored.
@@ -45,7 +45,7 @@ def check_settings(config: TrainConfig, processes: int, *, goes_on: bool = False
     _check_run(config)
     _check_search(config, processes)
     _check_probe(config, processes)
-    if not goes_on:
+    if not resumes:
         _check_normalisation(config)
 
 

@@ -67,7 +67,7 @@ def write_predictions(run: RunFolder, evaluation: Evaluation) -> None:
 
 
 def drop_rows_after(
-    run: RunFolder, step: int, *, unvalidated: bool = False, goes_on: bool = False
+    run: RunFolder, step: int, *, unvalidated: bool = False, trains_on: bool = False
 ) -> None:
     """Remove rows and lines that a resumed run writes again, and incomplete ones.
 
@@ -76,14 +76,14 @@ def drop_rows_after(
         step: step that the run resumes from; later rows are removed.
         unvalidated: the epoch that ends with this step is validated again, so its row is removed,
             too.
-        goes_on: there are steps left to train. Then the test scores at `step` are kept: they are
+        trains_on: there are steps left to train. Then the test scores at `step` are kept: they are
             the result of an earlier end of the run.
 
     Raises:
         OutputError: a file cannot be written.
     """
     # The last step that is kept, by kind; `step` for all other kinds.
-    last = {"epoch": step - unvalidated, "test": step - (not goes_on)}
+    last = {"epoch": step - unvalidated, "test": step - (not trains_on)}
     columns = _columns(run.metrics)
 
     def keep_row(row: str) -> bool:

@@ -26,8 +26,8 @@ def data_parallel(objective: nn.Module, model: nn.Module, world: ProcessGroup) -
     """
     if world.size == 1 or has_shards(model):
         return objective
-    # A head that is not read gets no gradient, and is looked for only where there is one. The
-    # layout of the gradient of a token does not matter.
+    # Parameters without a gradient are searched for only if a head is unused. The memory layout
+    # of a token's gradient does not matter.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view")
     idle = isinstance(model, ViT) and model.spec.distilled_readout == "cls"
     return nn.parallel.DistributedDataParallel(

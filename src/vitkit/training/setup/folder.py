@@ -136,8 +136,8 @@ def _write_record(run: Run, stopped: StoppedRun | None, stored: RunConfig | None
     else:
         # the run continues from an older state, and will write these again
         set_aside_damaged(folder.state, stopped.state)
-        goes_on = stored is not None
-        drop_rows_after(folder, stopped.step, unvalidated=stopped.unvalidated, goes_on=goes_on)
+        trains_on = stored is not None
+        drop_rows_after(folder, stopped.step, unvalidated=stopped.unvalidated, trains_on=trains_on)
     if stored is not None:
         write_yaml(folder.config, stored.to_json())
 

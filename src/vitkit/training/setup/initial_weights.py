@@ -49,7 +49,7 @@ class InitialWeights:
 
 
 def random_weights(
-    config: TrainConfig, num_classes: int, *, goes_on: bool = False
+    config: TrainConfig, num_classes: int, *, resumes: bool = False
 ) -> InitialWeights:
     """Return the start from random weights, or from the state of a resumed run.
 
@@ -59,7 +59,7 @@ def random_weights(
     """
     spec = preset_spec(config, num_classes)
     # the model of a resumed run cannot be changed
-    notes = [] if goes_on else _note_on_mlp(config, spec)
+    notes = [] if resumes else _note_on_mlp(config, spec)
     return InitialWeights(spec, _preprocess(config, spec), None, {}, tuple(notes))
 
 

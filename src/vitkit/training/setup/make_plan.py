@@ -39,14 +39,14 @@ from vitkit.training.setup.training_data import open_training_data
 
 
 def make_plan(
-    config: TrainConfig, world: ProcessGroup | None = None, *, goes_on: bool = False
+    config: TrainConfig, world: ProcessGroup | None = None, *, resumes: bool = False
 ) -> Plan:
     """Open the data, check every image, and build the spec; nothing is written.
 
     Args:
         config: the settings.
         world: the processes that share the run.
-        goes_on: a resumed run has its weights, so the initial ones are not needed.
+        resumes: a resumed run has its weights, so the initial ones are not needed.
 
     Raises:
         CheckpointError: weights to start from that cannot be read, or are of another model.
@@ -56,24 +56,24 @@ def make_plan(
     """
     world = world or ProcessGroup()
     config, notes = resolve_defaults(config)
-    check_settings(config, world.size, goes_on=goes_on)
+    check_settings(config, world.size, resumes=resumes)
     device = world.device(resolve_device(config.device))
     # refuses an impossible model before any image is read
-    named = None if chooses_model(config) else _start(config, goes_on)
-    resumed = resumed_folder(config.resume, config.output) if goes_on and config.resume else None
+    named = None if chooses_model(config) else _start(config, resumes)
+    resumed = resumed_folder(config.resume, config.output) if resumes and config.resume else None
     dataset, data_notes, check = open_training_data(config, resumed)
     # before the head is adapted to the classes
     check_data(config, dataset)
     decided, chosen = decide_settings(config, dataset, world.size)
     check_steps(decided, world.size)
-    start = (named or _start(decided, goes_on))(dataset.classes)
+    start = (named or _start(decided, resumes))(dataset.classes)
     check_head(config, decided.opt, start.spec, start.weights)
     train = dataset.splits["train"]
     steps = training_steps(decided, train, start.preprocess, world)
     check_warmup(decided, steps.steps_per_epoch)
     notes += [*data_notes, *start.notes, *balance_notes(config, dataset)]
     notes += notes_on_settings(decided, world.size, steps.steps_per_epoch)
-    notes += [] if goes_on else note_on_colours(config, start.spec, train)
+    notes += [] if resumes else note_on_colours(config, start.spec, train)
     workers, worker_notes = loader_processes(config.workers, train, world)
     # last, as it may take long to load
     teacher, teacher_notes = load_teacher(
@@ -100,21 +100,21 @@ def make_plan(
     )
 
 
-def make_plan_in_turn(config: TrainConfig, world: ProcessGroup, *, goes_on: bool) -> Plan:
+def make_plan_in_turn(config: TrainConfig, world: ProcessGroup, *, resumes: bool) -> Plan:
     """Make the plan on the first process first, so that the other processes read its caches."""
     plans: list[Plan] = []
-    world.broadcast_from_main(lambda: plans.append(make_plan(config, world, goes_on=goes_on)))
+    world.broadcast_from_main(lambda: plans.append(make_plan(config, world, resumes=resumes)))
     # the first process has it already
-    return plans[0] if plans else make_plan(config, world, goes_on=goes_on)
+    return plans[0] if plans else make_plan(config, world, resumes=resumes)
 
 
-def _start(config: TrainConfig, goes_on: bool) -> Callable[[Sequence[str]], InitialWeights]:
+def _start(config: TrainConfig, resumes: bool) -> Callable[[Sequence[str]], InitialWeights]:
     """Return a function from the classes to the initial weights: random, loaded, or resumed."""
     if config.pretrained is None:
         check_model(config, preset_spec(config, num_classes=1))
-        return lambda classes: random_weights(config, len(classes), goes_on=goes_on)
+        return lambda classes: random_weights(config, len(classes), resumes=resumes)
     facts = config.start
-    if goes_on and facts is not None:
+    if resumes and facts is not None:
         return lambda classes: from_stored(facts)
     loaded = load_initial(config, spec_fields(config))
     # the data decide the number of classes, and are not open yet

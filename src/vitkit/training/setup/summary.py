@@ -102,7 +102,7 @@ def _settings_shown(config: TrainConfig) -> str:
     if config.probe is None:
         hidden += IN_LINE_ON_TRAINING
     shown = {k: v for k, v in config.to_json().items() if v != usual[k] and k not in hidden}
-    # a model of another size than the named one is not that model
+    # a model of another size is not the named one
     if {"width", "depth"} <= config.spec.keys():
         shown.pop("model", None)
     if "image_size" in config.spec:

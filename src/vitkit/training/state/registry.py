@@ -163,7 +163,7 @@ class Registry(Mapping[str, Stateful]):
             if stateful and not any(value is known for known in self._objects):
                 raise SettingError(
                     f"{type(owner).__name__}.{name} has a state that would not be saved, so that "
-                    "a resumed run would end with other bits; make it anew in on_start"
+                    "a resumed run would end with other bits; create it in on_start"
                 )
 
     def check_names(self, stored: Mapping[str, object]) -> None:

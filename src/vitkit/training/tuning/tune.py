@@ -30,7 +30,7 @@ def tune_settings(
     model: ViT,
     log: Callable[[str], None],
     *,
-    goes_on: bool = False,
+    resumes: bool = False,
     folder: RunFolder | None = None,
 ) -> Settings:
     """Resolve the `auto` settings of a run.
@@ -39,7 +39,7 @@ def tune_settings(
         plan: plan of the run.
         model: freshly initialised, on the plan's device; it is not changed.
         log: called with one line for every decision, and its reason.
-        goes_on: the run is resumed; it was compiled from its start if `compile` is set.
+        resumes: the run is resumed; it was compiled from its start if `compile` is set.
         folder: receives a figure of the search for the learning rate.
 
     Returns:
@@ -57,7 +57,7 @@ def tune_settings(
         problem = compiler_problem(plan.device)
         if problem is None:
             log("compile: the first steps take long, as they are compiled")
-        elif goes_on:
+        elif resumes:
             raise SettingError(
                 f"the run is compiled, and {problem}; resume it on a machine with a compiler"
             )

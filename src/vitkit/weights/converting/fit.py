@@ -1,7 +1,7 @@
-"""Fitting a model to a format: the changes that make each field one that the format can hold.
+"""Fitting a model to a format: changes after which the format can store every field.
 
 Each step changes one field of the spec and the tensors with it. Where a format has several classes,
-the one that costs a model least is taken.
+the one with the lowest cost is taken.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vitkit.weights.model_tensors import tensor_shapes
 def fit_to_format(
     spec: ViTSpec, state: Mapping[str, Tensor], *capabilities: Capabilities
 ) -> Fitted:
-    """Return a model of which every field has a value that one class of a format can hold.
+    """Return a model whose fields can all be stored by one class of a format.
 
     Args:
         spec: the architecture.
@@ -51,7 +51,7 @@ def fit_to_format(
 def _fit_to_class(
     spec: ViTSpec, state: Mapping[str, Tensor], capabilities: Capabilities
 ) -> tuple[Fitted, list[str]]:
-    """Return the model as near to a class as possible, and a line for each field in the way."""
+    """Return the model as close to a class as possible, and a line for each unsupported field."""
     # A shallow copy: steps replace tensors, and never change one in place.
     current = dict(state)
     steps: list[Step] = []
@@ -95,7 +95,7 @@ def _same(field: str, left: Any, right: Any) -> bool:
 
 
 def _matters(spec: ViTSpec, field: str) -> bool:
-    """Return True if a field has any effect beside the others."""
+    """Return True if a field has any effect in combination with the other fields."""
     return {
         "resnet_variant": spec.stem == "resnet",
         "rope_temperature": spec.positions == "rope",

@@ -243,7 +243,7 @@ def _split(spec: ViTSpec, state: State) -> Change:
         gate, value = changed.pop(name).chunk(2)
         changed[name.replace("fc1", "fc1_g")] = gate
         changed[name.replace("fc1", "fc1_x")] = value
-    return changed, Step("folded", "mlp: gate and value in matrices of their own")
+    return changed, Step("folded", "mlp: gate and value in separate matrices")
 
 
 def _norm_moved(spec: ViTSpec, state: State) -> Change:

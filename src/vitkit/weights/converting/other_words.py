@@ -22,12 +22,12 @@ _EXPORTS = ("coreml", "onnx", "openvino", "tensorrt", "tflite", "torchscript")
 
 
 def right_word(word: str, choices: Sequence[str]) -> str:
-    """Return what to write for a word that is no format: an answer, or the nearest choice."""
+    """Return a hint for an unknown format name: an alias's hint, or the nearest choice."""
     return answer_to(word) or did_you_mean(word, choices)
 
 
 def answer_to(word: str) -> str:
-    """Return what to write for a word of other programs; empty for an unknown word.
+    """Return the hint for an alias; empty for an unknown word.
 
     >>> answer_to("Hugging-Face")
     '; pass --to huggingface'

@@ -75,7 +75,7 @@ class ReferenceModel:
         def keep(block: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
             tokens.append(self.built.tokens(inputs[0], output))
 
-        # Hooks see what a library never returns: the tokens between its blocks.
+        # Hooks record what a library does not return: the tokens between its blocks.
         hooks = [block.register_forward_hook(keep) for block in self.built.blocks]
         try:
             with _quiet():
@@ -86,7 +86,7 @@ class ReferenceModel:
 
 
 def reference_model(target: str, path: Path, spec: ViTSpec) -> ReferenceModel | str:
-    """Return the model that the target's own library makes of written files.
+    """Return the model that the target's own library builds from written files.
 
     Weights are mapped from the file where the library's classes allow it; none are drawn first.
 

@@ -113,11 +113,11 @@ def prepare_files(checkpoint: Checkpoint, to: str, allow_lossy: bool) -> _Prepar
     form = FORMATS[to]
     with _named_errors(path, to):
         fitted = form.settle(fit_to_format(spec, before, *form.capabilities))
-    # "folded" is the same function by other numbers.
+    # "folded" is the same function with other numbers.
     lossy = [step.text for step in fitted.steps if step.kind != "folded"]
     if lossy and not allow_lossy:
         raise CheckpointError(
-            f"{path}: {to} cannot store: {'; '.join(lossy)}; to write it all the same, "
+            f"{path}: {to} cannot store: {'; '.join(lossy)}; to write it anyway, "
             "pass --allow-lossy (allow_lossy=True)"
         )
     with _named_errors(path, to):
@@ -133,7 +133,7 @@ def prepare_files(checkpoint: Checkpoint, to: str, allow_lossy: bool) -> _Prepar
 
 @contextmanager
 def _named_errors(path: Path, to: str) -> Iterator[None]:
-    """Put the file and the format before an error of the format's code, which knows neither."""
+    """Prefix an error of the format's code with the file and the format."""
     try:
         yield
     except CheckpointError as error:
@@ -166,7 +166,7 @@ def _write_files(out: Path, writers: Mapping[str, FileWriter], to: str) -> tuple
 
 
 def _refuse_company(folder: Path, names: set[str], to: str) -> None:
-    """Refuse new files that would change the meaning of those in a folder, or the reverse.
+    """Refuse a folder whose files would be read together with the new ones.
 
     A folder is read by the first of `WEIGHTS_FILES` in it, and weights by the JSON beside them.
 

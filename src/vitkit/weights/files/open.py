@@ -101,7 +101,7 @@ def check_file(path: Path) -> None:
         raise CheckpointError(f"{path}: not a file")
     try:
         with path.open("rb") as file:
-            # Enough for the marks of `IMPOSTORS`, such as the first line of a Git LFS pointer.
+            # Enough for the prefixes in `IMPOSTORS`, such as that of a Git LFS pointer.
             start = file.read(64)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from None
@@ -135,7 +135,7 @@ def _open_file(path: Path, documents: Mapping[str, dict[str, Any]], trust: bool)
 
 
 def _check_header(header: Header) -> None:
-    """Refuse more tensors than any model has, and sides that cost nothing to declare."""
+    """Refuse too many tensors, and empty tensors with huge sides."""
     if len(header.shapes) > MAX_TENSORS:
         raise CheckpointError(
             f"{header.path}: {len(header.shapes)} tensors are too many; at most "

@@ -208,7 +208,7 @@ def unpacked(
             tensors[name] = _plain(path, name, value, records)
         else:
             other_names.append(name)
-    # Views of one small storage may pretend to be gigabytes.
+    # Views of one small storage may claim to be gigabytes.
     if sum(t.nbytes for t in tensors.values()) > 2 * path.stat().st_size + 16_000_000:
         raise CheckpointError(f"{path}: its tensors share too many numbers to be a model")
     if other_names:
@@ -237,21 +237,21 @@ def _first_names(names: list[Any]) -> str:
 
 
 def _holds_tensors(value: object) -> bool:
-    """True if it is a dictionary with more than numbers: `{"decay": tensor(0.99)}` holds none."""
+    """True for a dictionary with tensors other than scalars such as `{"decay": tensor(0.99)}`."""
     if not isinstance(value, dict):
         return False
     return any(isinstance(part, Tensor) and part.dim() > 0 for part in value.values())
 
 
 def _leads_to_tensors(value: object, levels: int = 3) -> bool:
-    """True if it holds tensors, in itself or through entries of `CONTAINERS`; settings do not."""
+    """True if it holds tensors, directly or in entries of `CONTAINERS`; settings do not."""
     if not isinstance(value, dict) or not levels or _holds_tensors(value):
         return isinstance(value, dict)
     return any(_leads_to_tensors(value.get(name), levels - 1) for name in CONTAINERS)
 
 
 def _plain(path: Path, name: str, tensor: Tensor, records: set[int] | None) -> Tensor:
-    """Return the tensor without gradient and hooks, if all its numbers are in the file."""
+    """Return the tensor without gradient and hooks, if the file contains all its values."""
     if tensor.is_nested:  # a nested tensor has no shape
         raise CheckpointError(f"{path}: {name} is a nested tensor; save it as a plain one")
     if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.is_quantized:

@@ -85,7 +85,7 @@ class Source(Mapping[str, Tensor]):
         """
         read = self._readers[name]
         try:
-            # Errors of any container end as one line with the file and the tensor.
+            # Errors of any container become one line with the file and the tensor.
             tensor = read()
             refuse_unusable_numbers(name, tensor)
         except CheckpointError as error:
@@ -136,7 +136,7 @@ class Source(Mapping[str, Tensor]):
     def with_computed(
         self, computed: Mapping[str, ComputedTensor], *notes: str, instead_of: Set[str]
     ) -> Source:
-        """Return the same tensors, but for some from which others are computed.
+        """Return the same tensors, with some replaced by tensors computed from them.
 
         Args:
             computed: name -> the tensor.

@@ -1,7 +1,7 @@
 """Checks of zip archives (`.npz` files, those of `torch.save`) before anything is unpacked.
 
-An archive's directory may lie: declare more than the file can hold, name an entry twice, or point
-to the same bytes a thousand times. Entries that are refused here are never unpacked.
+An archive's directory may be forged: declare more than the file can hold, name an entry twice, or
+point to the same bytes a thousand times. Entries that are refused here are never unpacked.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def checked_entries(path: Path, archive: zipfile.ZipFile) -> list[zipfile.ZipInf
     for entry in entries:
         _check_entry(path, entry, names)
         names.add(entry.filename)
-    # Entries that share bytes (a zip bomb) take more than the file in sum.
+    # Entries that share bytes (a zip bomb) declare more than the file size in total.
     packed = sum(entry.compress_size for entry in entries)
     if packed > size:
         raise CheckpointError(

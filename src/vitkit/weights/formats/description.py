@@ -1,7 +1,7 @@
 """The description of a model in the header of a file that vitkit wrote.
 
-One JSON document: spec, preprocessing and class names. In a file of ours it has more entries, which
-`formats.vitkit` writes; in a file of another format it is all that the format has no place for.
+One JSON document: spec, preprocessing and class names. In vitkit's own files it has more entries,
+which `formats.vitkit` writes; in other formats it has what the format cannot store.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OWN_FORMAT = "vitkit"
 METADATA_KEY = "vitkit"
 """The entry of the header's metadata with the description."""
 FOREIGN_METADATA_KEY = "vitkit_about"
-"""That entry in files of another format: everything that the format has no place for."""
+"""That entry in files of another format: everything that the format cannot store."""
 LONGEST_REASON = 300
 """Characters of an error about a description, as that error may quote all of it."""
 
@@ -39,7 +39,7 @@ def model_description(
 
 @dataclass(frozen=True)
 class Description:
-    """The description in a file of ours, or in one that vitkit wrote in another format.
+    """The description in vitkit's own file, or in one that vitkit wrote in another format.
 
     Attributes:
         spec: the architecture.
@@ -85,7 +85,7 @@ def read_description(header: Header, entry: str = METADATA_KEY) -> Description |
 def refuse_contradictions(
     path: Path, spec: ViTSpec, preprocess: Preprocess, classes: Sequence[str]
 ) -> None:
-    """Refuse preprocessing and class names that are not those of the model beside them.
+    """Refuse preprocessing and class names that contradict the model in the same file.
 
     Raises:
         CheckpointError: names that are no texts, another number of them than the head has classes,

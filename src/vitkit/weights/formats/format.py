@@ -25,7 +25,7 @@ from vitkit.weights.formats.key_table import Table
 
 @dataclass(frozen=True)
 class Bundle:
-    """A model on its way to a file.
+    """A model that is being written to a file.
 
     Attributes:
         spec: the architecture, which the format can hold.
@@ -51,7 +51,7 @@ STEP_KINDS: tuple[StepKind, ...] = get_args(StepKind)
 
 
 class Step(NamedTuple):
-    """One change of a model on its way into a format.
+    """One change to a model that is being fitted to a format.
 
     Attributes:
         kind: `folded` (the same function), `approximated` or `lost`.
@@ -73,7 +73,7 @@ class Step(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """A model that a class of the format can hold.
+    """A model that a class of the format can store.
 
     Attributes:
         spec: its architecture.

@@ -1,4 +1,4 @@
-"""Exact changes that depend on a model's numbers, not on its spec alone; see `Format.settle`."""
+"""Exact changes that depend on a model's values, not only on its spec; see `Format.settle`."""
 
 from __future__ import annotations
 

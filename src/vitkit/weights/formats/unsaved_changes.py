@@ -1,4 +1,4 @@
-"""Changes of a model that no file of weights can hold: hooks, other layers, other methods.
+"""Changes to a model that a file of weights cannot store: hooks, other layers, other methods.
 
 A model is compared with a new one of the same spec, layer by layer. Where they differ in more than
 their tensors, one image decides: both must give the same logits.

@@ -1,4 +1,4 @@
-"""Finding the ViT among the tensors of a file, behind the prefixes that other code adds to names.
+"""Find the ViT among the tensors of a file, behind prefixes that wrappers add to names.
 
 Data parallelism, compilation and averaging wrap a model; Lightning modules and own classes hold it
 as a part. Then all its tensors have names with one common prefix. Tensors outside of that prefix
@@ -88,12 +88,12 @@ def find_model(source: Source, forms: Iterable[Format]) -> FoundModel | None:
     models: dict[str, FoundModel] = {}
     for prefix, names in _groups(source).items():
         if any(prefix.startswith(shorter) for shorter in models):
-            continue  # a part of a model that is found already
+            continue  # a part of a model already found
         inner = source.renamed({name: name[len(prefix) :] for name in names})
         form = _format_of(inner, forms)
         if form is not None:
             models[prefix] = _part_of(source, prefix, names, form)
-    # Of an encoder and its average in one file, the one that is evaluated stays.
+    # Of an encoder and its EMA in one file, the one that is evaluated is kept.
     for prefix in list(models):
         for preferred, other in PREFERRED.items():
             if prefix.endswith(preferred):

@@ -42,7 +42,7 @@ def read_arrays(images: Any, labels: Any, origin: str) -> ObjectPart:
             pixels = np.moveaxis(pixels, 1, -1)
     if pixels.dtype == object:
         raise DataError(
-            f"{origin}: an array of objects; of images of several sizes pass a list of (image, "
+            f"{origin}: an array of objects; for images of several sizes pass a list of (image, "
             "label) instead"
         )
     if pixels.ndim == 3:
@@ -54,7 +54,7 @@ def read_arrays(images: Any, labels: Any, origin: str) -> ObjectPart:
     values = as_labels(labels, origin)
     if len(values) != len(pixels):
         raise DataError(
-            f"{origin}: {len(pixels):,} images and {len(values):,} labels; expected as many"
+            f"{origin}: {len(pixels):,} images and {len(values):,} labels; expected equally many"
         )
     notes: tuple[str, ...] = ()
     if pixels.dtype != np.uint8:
@@ -82,12 +82,12 @@ def as_labels(labels: Any, origin: str) -> list[Label]:
         shape = np.shape(labels)
     except ValueError as error:  # a list of lists of several lengths
         raise DataError(
-            f"{origin}: the labels are no list of one value for each image: {error}"
+            f"{origin}: the labels are not a list of one value per image: {error}"
         ) from None
     if len(shape) != 1:
         raise DataError(
-            f"{origin}: labels of the shape {shape}; expected (N,), one class number an image; of "
-            "one-hot labels pass the argmax"
+            f"{origin}: labels of the shape {shape}; expected (N,), one class number per image; "
+            "for one-hot labels pass the argmax"
         )
     return [as_label(label, f"{origin}[{index}]") for index, label in enumerate(labels)]
 

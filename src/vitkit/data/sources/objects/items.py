@@ -70,7 +70,7 @@ def as_label(label: Any, name: str) -> Label:
     shape = getattr(label, "shape", ())
     if len(shape):
         raise DataError(
-            f"{name}: the label has the shape {tuple(shape)}; expected one class number; of "
+            f"{name}: the label has the shape {tuple(shape)}; expected one class number; for "
             "probabilities or one-hot labels pass the argmax"
         )
     if hasattr(label, "item"):
@@ -112,7 +112,7 @@ def named(
             name = classes[label]
         elif known and name not in known:
             raise DataError(
-                f"{name_of(index)} has the label {name!r}, which is none of the classes"
+                f"{name_of(index)} has the label {name!r}, which is not one of the classes"
                 f"{did_you_mean(name, classes)}"
             )
         result.append(name)

@@ -230,8 +230,8 @@ def _projection(stored: int) -> KeyTransform:
             tokens, the weight in `SimpleViT`, both else. The others are identity and zero.
     """
     errors = (
-        "attn.proj is no identity, and ViT has no such layer where its one head is as wide as the "
-        "tokens; convert to another format",
+        "attn.proj is not an identity, and ViT has no such layer where its one head is as wide as "
+        "the tokens; convert to another format",
         "attn.proj.bias is not zero, and SimpleViT's to_out has no bias; convert to another format",
     )
 

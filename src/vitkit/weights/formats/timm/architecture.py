@@ -216,7 +216,7 @@ def config_document(
     document: dict[str, Any] = {}
     if architecture is None:
         document["note"] = (
-            "no model in timm's registry computes this; load the tensors into a model of your own"
+            "no model in timm's registry computes this; load the tensors into your own model"
         )
     else:
         document["architecture"] = architecture[0]

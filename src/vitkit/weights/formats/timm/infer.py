@@ -34,7 +34,7 @@ def is_eva_file(header: Header) -> bool:
     """Return True for tensors that only `Eva` has, or for its name in `config.json`."""
     shapes = header.shapes
     name = architecture_name(config_of(header))
-    # A known name decides, where no table of positions does.
+    # Without a table of positions, a known name decides.
     if name in presets() and "pos_embed" not in shapes:
         return presets()[name].fields.get("positions") == "rope"
     if f"{FIRST_BLOCK}attn.q_bias" in shapes or f"{FIRST_BLOCK}attn.qkv.q_bias" in shapes:
@@ -109,7 +109,7 @@ def _matching_classes(
 
 
 def _of_another_width(stated: int | None, width: int, origin: str) -> StatedModel:
-    """Return an empty statement for an `arch` of another width; refuse such a `config.json`.
+    """Ignore an `arch` of another width; refuse such a `config.json`.
 
     The keywords of an `arch` may be unknown, so that its width is only that of the name.
     """
@@ -249,7 +249,7 @@ def _position_fields(
         covered = 0 if patches_alone else prefix
     size = image_size(rows, covered, patch, requested)
     certain["positions_cover_prefix"] = prefix == 0 or covered > 0
-    if requested is None:  # a square number of rows is no proof of a square image
+    if requested is None:  # a square number of rows does not prove a square image
         return _PositionFields(certain, {"image_size": size})
     return _PositionFields({**certain, "image_size": size}, {})
 
