@@ -132,7 +132,7 @@ def check_type(value: object, kind: type | tuple[type, ...], function: str, expe
 
 
 MODEL = "a model, such as vitkit.load(path).model"
-"""What functions of models take, in words."""
+"""The expected argument of functions of models, for messages."""
 
 
 class DataError(UserError):

@@ -69,7 +69,7 @@ def nearest_field(cls: type[Any], name: str) -> str:
 MOST_LISTED = 12
 """Fields of a class that a message lists."""
 MAX_LIST_LENGTH = 1000
-"""Values of a field that is a list; no model needs as many."""
+"""Most values of a list field; no model needs as many."""
 Description = TypeVar("Description", bound="Described")
 
 
@@ -117,7 +117,7 @@ def _object(values: object, cls: type[Any]) -> Mapping[str, Any]:
 
 
 MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
-"""Kinds of pydantic's errors about a field, or a value of a tuple, that was not given."""
+"""Kinds of pydantic's errors about a missing field or tuple value."""
 
 
 def _one_line_error(cls: type[Any], error: ValidationError, raises: type[UserError]) -> UserError:

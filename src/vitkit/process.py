@@ -28,7 +28,7 @@ cost a free one time, in small models most: docs/benchmarks.md has the figures o
 `benchmarks/busy.py`.
 """
 WAIT_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-"""Variables by which a user decides how threads wait."""
+"""Environment variables with which a user sets how threads wait."""
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 """Numbers of `mallopt`'s parameters, from glibc's malloc.h."""

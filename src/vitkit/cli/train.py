@@ -88,7 +88,7 @@ COMMON = (
 """Arguments of the short help: those that beginners need, and that tutorials of other programs
 begin with."""
 OF_THE_VERB = (PROVE_RESUME.name, SHOW_BATCH.name)
-"""Flags that are no settings of a run."""
+"""Flags that are not settings of a run."""
 EXAMPLES = (
     "vitkit train photos  # a folder with one folder of images per class",
     "vitkit train photos --show-batch  # look at the images that it will train on",

@@ -17,9 +17,9 @@ from vitkit.errors import VitkitError
 from vitkit.process import child_environment
 
 LONGEST_REASON = 200
-"""Characters of a reason; errors of runtimes go on for pages."""
+"""Characters of a reason; errors of runtimes can fill pages."""
 MARK = "vitkit-result: "
-"""Begins the line that has the result; runtimes may print lines of their own."""
+"""Prefix of the line with the result, as runtimes may print other lines."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from vitkit.weights.converting.fold import scaled_rows
 Norm = TypeVar("Norm", nn.LayerNorm, nn.RMSNorm)
 PIXEL_MAX = 255.0
 FOLDABLE = (nn.Linear, KeylessBiasLinear)
-"""Layers into which a norm's affine may go; classes that extend them may do more."""
+"""Layers into which a norm's affine map may be folded; subclasses may compute more."""
 
 
 def optimized(

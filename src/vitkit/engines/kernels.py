@@ -23,7 +23,7 @@ from vitkit.models.vit import ViT
 ROUNDS = 7
 """Turns in which kernels are timed, one after the other; the fastest turn of each counts."""
 GAIN = 1.1
-"""Ratio of times from which another kernel is worth it: of equal ones, one seems faster by 5 %."""
+"""Ratio of times from which another kernel is used: equal ones differ by up to 5 % by chance."""
 
 
 class PackedLinear(nn.Module):

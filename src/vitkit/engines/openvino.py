@@ -23,9 +23,9 @@ from vitkit.errors import SettingError
 OVModel: TypeAlias = Any
 """An `openvino.Model`."""
 HINTS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}
-"""Precision of what is not quantised."""
+"""Precision of the parts that are not quantised."""
 NATIVE_BFLOAT16 = "BF16"
-"""Named among the device's capabilities where the processor has instructions for bfloat16."""
+"""The device capability that means instructions for bfloat16."""
 
 
 def build_openvino(request: EngineRequest) -> Forward:

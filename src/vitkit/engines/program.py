@@ -17,7 +17,7 @@ INPUT = "images"
 OUTPUT = "logits"
 """Name of the output, (B, K)."""
 EXAMPLE_BATCH = 2
-"""Images of the example; a batch of one would be taken for a constant."""
+"""Batch size of the example input; a batch of one would be exported as a constant."""
 
 
 def export_program(

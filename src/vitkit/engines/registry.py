@@ -16,7 +16,7 @@ EngineName = Literal["torch", "compile", "openvino", "onnxruntime"]
 Precision = Literal["float32", "bfloat16", "int8"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 CPU_PRECISIONS = ("int8",)
-"""Precisions that engines of the CPU alone have."""
+"""Precisions of CPU engines only."""
 QUANTISERS = ("nncf",)
 """Packages that int8 needs besides those of the engine."""
 EXTRA = "vitkit[export]"

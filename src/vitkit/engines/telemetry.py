@@ -15,7 +15,7 @@ from types import ModuleType
 VARIABLES = {"ORT_DISABLE_TELEMETRY": "1"}
 """Read by ONNX Runtime when it is imported."""
 REPORTERS = ("openvino_telemetry",)
-"""Packages that only report; OpenVINO and NNCF have a silent stand-in for when they are missing."""
+"""Packages that only report; OpenVINO and NNCF work without them."""
 
 
 def quiet_imports() -> None:

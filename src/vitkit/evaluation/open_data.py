@@ -30,7 +30,7 @@ READ_METADATA = {
     "data": ("fingerprint",),
     "sure": ("classes",),
 }
-"""Object of the metadata -> those of its values that decide how data are opened."""
+"""Object of the metadata -> its values that decide how data are opened."""
 CLASSES_SHOWN = 5
 """Class names that a message lists."""
 

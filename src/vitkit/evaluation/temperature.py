@@ -31,7 +31,7 @@ HIGHEST_TEMPERATURE = 20.0
 BISECTIONS = 40
 """Bisections of the interval between them, on a logarithmic scale."""
 FEWEST_IMAGES = 125
-"""Images that a temperature is fitted on at least, 25 in each fold.
+"""Least images to fit a temperature on, 25 in each fold.
 
 With 192 small classifiers of digits, a temperature that passes `calibrate` raised the loss on other
 images by up to 0.007 nats; with 100 images of 96 others, by up to 0.03. With 24 images that chose
@@ -42,7 +42,7 @@ them, the best temperature of images that are all right would be 0."""
 FOLDS = 5
 """Folds of the validation images; four choose the model that the fifth is evaluated with."""
 MOST_LOGITS = 2**22
-"""Logits that are kept at most, 16 MB; of more, those of every n-th image."""
+"""Most logits that are kept, 16 MB; beyond that, only of every n-th image."""
 
 
 @dataclass(frozen=True)

@@ -148,4 +148,4 @@ BALANCED: dict[Callable[..., Any], Callable[..., Tensor]] = {
     **dict.fromkeys((F.gelu, F.silu, torch.tanh, Tensor.tanh), _gate),
     **dict.fromkeys((Tensor.mul, torch.mul), _product),
 }
-"""Functions of torch, and what runs in their place."""
+"""torch functions -> their replacements."""

@@ -31,7 +31,7 @@ SHEETS = "heads"
 """Folder of the sheets of attention."""
 GIF = ".gif"
 CSS_DPI, SCREEN_DPI = 96, 150
-"""Pixels an inch on a page, and in an animation."""
+"""Pixels per inch on a page, and in an animation."""
 BELOW_BAR = 0.05
 """Inches of the lowest number of a colour bar that are below the bar."""
 ACROSS = 4

@@ -19,7 +19,7 @@ from vitkit.weights.checkpoint import Checkpoint
 FIGURES_ENDING = ".json"
 """Ending of the file with the figures, after the artefact's name."""
 INDEX_ENDING = ".index.json"
-"""Ending of the file that names the files of weights in several."""
+"""Ending of the index file of sharded weights."""
 FLOAT32_FOLDER = "float32"
 """Folder of the same model in float32, beside a candidate in another precision."""
 

@@ -30,7 +30,7 @@ a member as encrypted or of a later version."""
 TEXT_PREFIX = "text:"
 STAMP_KEY = "stamp"
 NO_STAMP = (0, 0)
-"""The stamp of what is not a local file."""
+"""The stamp of a file that is not local."""
 
 
 @dataclass(frozen=True)

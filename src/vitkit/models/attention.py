@@ -20,7 +20,7 @@ from vitkit.shapes import Tokens
 from vitkit.spec import QKVBias, resolve_head_width
 
 SHORT_ROW = 32
-"""Values of a row of attention weights below which torch's softmax in bfloat16 is slow."""
+"""Row length of attention weights below which torch's bfloat16 softmax is slow."""
 Heads = Float[Tensor, "B k _ h"]
 Mask = Bool[Tensor, "*#batch N M"]
 """True where a query may look at a key."""
@@ -118,11 +118,11 @@ class Context(NamedTuple):
     """The inputs of attention besides its tokens."""
 
     rotation: Rotation | None = None
-    """What rotary positions turn queries and keys by."""
+    """The rotation of queries and keys by rotary positions."""
     mask: Mask | None = None
     """(..., T, T), True where a token may look at another."""
     attend: Attend | None = None
-    """What a `Record` puts in place of the module's own kernel."""
+    """The function that a `Record` uses instead of the module's kernel."""
 
 
 PLAIN = Context()

@@ -19,7 +19,7 @@ TRUNCATED_STD = 0.87962566103423978
 """Standard deviation of N(0, 1) cut at +-2; flax divides by it so that the variance comes out."""
 HEADS = ("head", "head_dist")
 FUSED = {"qkv": 3, "kv": 2}
-"""Matrices that lie in one; each is initialised by itself."""
+"""Matrices stacked in one weight; each is initialised separately."""
 
 
 def _lecun_normal(kernel: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from vitkit.messages import escape
 from vitkit.plots.figure import SCREEN_DPI, NotebookFigure, drawing_style, fit_to_contents
 
 CELL = 0.19
-"""Inches of a cell; of more tokens than fit on a page, smaller."""
+"""Inches of a cell; smaller if the tokens do not fit on a page."""
 LARGEST, SMALLEST = 5.0, 1.2
 """Inches of the longer side of a map, at most, and of its sides, at least."""
 GAP, ACROSS = 0.35, 4

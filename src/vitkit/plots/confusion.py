@@ -25,7 +25,7 @@ CONFUSIONS_LISTED = 10
 SMALLEST_ENLARGED = 300
 """Classes of the smallest matrix whose cells are drawn three cells wide."""
 POINTS = 72
-"""Points an inch."""
+"""Points per inch."""
 LETTER = 0.6
 """Width of a letter, as a part of the font's size."""
 SMALLEST_FONT = 4.5

@@ -21,7 +21,7 @@ DPI = 300
 SCREEN_DPI = 150
 """Dots an inch in a notebook."""
 BLUE, ORANGE, RED = "#0072b2", "#e69f00", "#d55e00"
-"""Colours that people with any colour vision tell apart (Okabe and Ito, 2008)."""
+"""Colours for all kinds of colour vision (Okabe and Ito, 2008)."""
 STYLE: dict[Any, Any] = {
     "font.size": 8.0,
     "axes.titlesize": 9.0,

@@ -19,7 +19,7 @@ FAINTEST = 0.4
 STRENGTH = 0.75
 """Opacity of the most important pixels."""
 PALE = 0.7
-"""How much white is mixed into what the model does not see."""
+"""Share of white mixed into the part that the model does not see."""
 GREY = 128
 """Grey level behind the colours of a colour bar."""
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vitkit.prediction.images import FoundImage
 
 FEATURES_FILE = npz_result("a file of features", ("features", "images"), optional=("labels",))
-"""The kind of result, which an earlier one of the same kind may be replaced by."""
+"""The kind of result; it may replace an earlier one of the same kind."""
 BYTES_AT_ONCE = 1 << 20
 TEXTS_AT_ONCE = 10_000
 """Texts of an array that are encoded at once: each then has the length of the longest of all."""

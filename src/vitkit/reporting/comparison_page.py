@@ -33,7 +33,7 @@ NOT_LISTED = (
     "start",
     "spec",
 )
-"""Settings that are about the folder or the call alone, or listed field by field."""
+"""Settings of the folder or the call only, or listed field by field."""
 
 
 def _is_comparison(path: Path) -> bool:

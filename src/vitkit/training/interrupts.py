@@ -28,7 +28,7 @@ CAUGHT = tuple(getattr(signal, name) for name in SIGNAL_NAMES if hasattr(signal,
 
 STDERR = 2
 Handler: TypeAlias = Callable[[int, FrameType | None], Any] | int | None
-"""What `signal.signal` takes and returns."""
+"""The type of a handler of `signal.signal`."""
 
 
 @dataclass

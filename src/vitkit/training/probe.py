@@ -13,7 +13,7 @@ from vitkit.evaluation.metrics import Metrics
 from vitkit.training.run import Run
 
 NO_VOTES = 1e-9
-"""The probability of a class that no neighbour is of."""
+"""The probability of a class without neighbours."""
 OF_VOTES = ("top1", "balanced_accuracy", "images")
 """Scores of votes, which are not calibrated probabilities."""
 

@@ -29,7 +29,7 @@ from vitkit.training.train import train
 from vitkit.training.trainer import Callback, Trainer
 
 STEPS = 20
-"""Of both runs, or fewer, where the run that is to be trusted has fewer."""
+"""Steps of both runs, or fewer if the user's run has fewer."""
 DECIDED = ("amp", "attention_kernel", "threads", "compile")
 """Settings that the first run decides for the other one too."""
 

@@ -26,9 +26,9 @@ from vitkit.training.optimization.precision import LossScale, Precision, autocas
 from vitkit.training.parallel.ddp import data_parallel, exchanging_gradients
 
 Transform = Callable[[Batch, int, int], ModelInputs]
-"""Batch, step and part of the step to what the objective is given."""
+"""(batch, step, part of the step) -> inputs of the objective."""
 DROPOUT = 0x0D09
-"""What the generator of a step is for, among the things drawn from the seed."""
+"""Key of a step's generator, among the random numbers drawn from the seed."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,8 @@ class Adaptation:
     """Pixels, (height, width) or one number. Learned positions are resampled, also where the new
     grid has as many patches in another shape."""
     patch_size: Size | None = None
-    """Pixels, likewise; the kernel is resized as in FlexiViT (arXiv 2212.08013)."""
+    """Pixels, (height, width) or one number; the kernel is resized as in FlexiViT (arXiv
+    2212.08013)."""
     resampling: Resampling | None = None
     """How positions are resampled; default: as in the code that the checkpoint comes from."""
     in_channels: Literal[1, 3] | None = None
@@ -51,7 +52,7 @@ class Adaptation:
     """Per channel, on the scale [0, 1]: images are to be normalised by this one instead, and the
     difference is folded into the patch projection, exactly."""
     std: Channel | None = None
-    """Likewise."""
+    """Standard deviation, as for `mean`."""
     fit: Fit | None = None
     """`crop` or `squash`, how images are resized to `image_size`; weights stay as they are."""
     num_classes: Count | None = None

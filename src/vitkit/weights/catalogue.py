@@ -41,7 +41,7 @@ TERMS: dict[str, Terms] = {
     "fair-noncommercial-research-license": "non-commercial",
     "apple-amlr": "non-commercial",  # research purposes only
 }
-"""Licence -> what kind it is; any other is a licence with terms of its own, to be read first."""
+"""Licence -> its kind; any other licence has special terms, to be read first."""
 PUBLISHED_PICKLES = (".pth", ".pth.tar", ".pt", ".bin")
 """Endings of pickles that are published; others are read as local files only."""
 

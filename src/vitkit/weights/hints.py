@@ -45,7 +45,7 @@ SHAPE_FIELDS = (
     "num_registers",
     "embedding_norm",
 )
-"""Fields that every file decides by its tensors; a preset that differs is of another model."""
+"""Fields that tensors always determine; a preset that differs there is another model."""
 REMEDY = (
     "if one is wrong, name the model (--model, model=) or the field (--spec.num-heads, num_heads=)"
 )

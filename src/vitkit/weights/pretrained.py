@@ -49,7 +49,7 @@ AS_TRAINED = (
     "position_resampling",
     "positions_cover_prefix",
 )
-"""Fields in which the weights are right and a preset is only a default, unless they are named."""
+"""Fields in which the weights win over the preset, unless the caller names them."""
 AS_PUBLISHED = ("image_size", "representation_width", "pooling")
 """Fields in which a checkpoint of the catalogue may differ from its preset."""
 

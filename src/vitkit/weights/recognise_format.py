@@ -28,7 +28,7 @@ MALFORMED = (
     AttributeError,
     RuntimeError,
 )
-"""Exceptions of a format's code for documents and shapes that no such file has."""
+"""Exceptions of a format's code for documents and shapes that are not of this format."""
 
 
 def refuse_other_model(path: str | Path, hints: Hints, spec: ViTSpec) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from vitkit.weights.checkpoint import Checkpoint
 
 FAR = 2
-"""Times the median norm that the largest one has where registers are worth while."""
+"""Least ratio of largest to median norm for which registers pay off."""
 MOST_IMAGES = 32
 """Images in which the neurons are looked for, the first ones."""
 REGISTERS_FILE = json_result(

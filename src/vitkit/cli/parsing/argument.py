@@ -56,7 +56,7 @@ TYPE_METAVARS: dict[type[Any], str] = {int: "N", float: "X", Path: "FILE", str: 
 KINDS: dict[type[Any], str] = {int: "a whole number", float: "a number"}
 """Type of a number -> its words in messages."""
 ANSWERS = {"to": answer_to}
-"""Name of a parameter -> the function that answers a word that is no choice."""
+"""Name of a parameter -> the function that answers an invalid choice."""
 BARE_VALUES = {
     "cache": "auto",
     "grad_checkpointing": "block",
@@ -64,10 +64,10 @@ BARE_VALUES = {
     "report": "comparison.html",
     "suspects": "train",
 }
-"""Flag that may stand without a value -> the value that it then has."""
+"""Flag whose value is optional -> the value that it has without one."""
 
 LONGEST_CHOICES = 40
-"""Characters of the choices that stand beside a flag."""
+"""Most characters of the choices listed beside a flag."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Write: TypeAlias = "Callable[[FoundImage, Prediction], object]"
 NAMES_MEASURED = 1_000
-"""Images whose names decide the width of a column; of more, the column has its widest."""
+"""Most images whose names decide the width of the column; with more, it is the widest."""
 
 
 def print_now(text: str, *, keeps_running: bool) -> None:

@@ -76,7 +76,7 @@ class TrainingTransform:
 
 
 OF_A_MODEL = "the preprocessing of a model, such as vitkit.load(path).preprocess"
-"""What `training_transform` takes, in words."""
+"""The expected argument of `training_transform`, for messages."""
 
 
 def training_transform(

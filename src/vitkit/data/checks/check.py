@@ -42,7 +42,7 @@ class Report:
     """The result of a check."""
 
     name: str
-    """The dataset's."""
+    """Name of the dataset."""
     classes: tuple[str, ...]
     images: dict[str, dict[str, int]]
     """Split -> class -> number of images, unreadable ones included."""

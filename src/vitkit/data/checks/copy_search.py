@@ -34,7 +34,7 @@ AXES_SAMPLE = 4096
 ROWS, COLUMNS = 1 << 11, 1 << 12
 """Thumbnails that are compared at once, as rows and columns of a matrix of correlations."""
 ENOUGH = 1 << 16
-"""Comparisons after which any copy will do, and the best one is no longer searched for."""
+"""Comparisons after which any copy is accepted instead of searching for the best one."""
 NONE = -1
 """Index of a copy where there is none."""
 

@@ -53,7 +53,7 @@ class Finding:
     """One of `FINDING_KINDS`, for counting."""
     severity: Severity
     message: str
-    """One line."""
+    """The message, in one line."""
     count: int
     """Number of images or classes it is about."""
     images: tuple[tuple[str, ...], ...] = ()

@@ -31,7 +31,7 @@ class NamedImages:
     """The images of one split, or of all, before classes have numbers."""
 
     images: Split
-    """Its labels are ignored."""
+    """The images; their labels are ignored."""
     names: Sequence[str]
     """Each image's class."""
     digests: Sequence[bytes]

@@ -17,12 +17,12 @@ from vitkit.process import available_cores
 
 DIGEST = np.dtype([("sha256", np.uint8, (32,))])
 LEAST_CACHED = 1000
-"""Fewer files are hashed again in no time."""
+"""Fewer files are hashed again, without the cache, as that is fast."""
 DIGEST_GROUP = 256
 """Files that a thread hashes at once; handing over one costs more than hashing it."""
 HASHING_THREADS = 8
 NO_CONTENT = hashlib.sha256().digest()
-"""Digest of a file that cannot be read, which decoding it will report; it is not cached."""
+"""Digest of an unreadable file, which decoding reports; it is not cached."""
 
 
 def file_digests(paths: Paths) -> UInt8[np.ndarray, "N 32"]:

@@ -46,7 +46,7 @@ from vitkit.messages import escape
 from vitkit.process import available_cores
 
 DECODER = 1
-"""Version of our decoder: to be raised whenever `images.decode` gives other pixels than before."""
+"""Version of vitkit's decoder: increase it whenever `images.decode` gives different pixels."""
 IMAGES_AT_ONCE = 256
 """Images that wait in memory to be written."""
 HEADROOM = 64 << 20

@@ -48,7 +48,7 @@ SCAN_GROUP = 32
 SCAN_BLOCK = 1024
 """Images handed to the threads at once; waiting results take memory, pixels are dropped."""
 SAVE_EVERY = 60.0
-"""Seconds after which the cache is written; an interrupted scan goes on from there."""
+"""Seconds after which the cache is written; an interrupted scan continues from there."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Problem:
     index: int
     """Its index in the split."""
     name: str
-    """Its file."""
+    """Name of its file."""
     reason: ImageReason
     """One of a fixed list of words."""
     detail: str

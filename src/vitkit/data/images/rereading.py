@@ -33,13 +33,13 @@ PASSING_ERRORS = frozenset(
         errno.EMFILE,
     }
 )
-"""Errors of a disk, most often a network's, that may be over in a moment."""
+"""Transient errors of a disk, most often a network drive."""
 READ_PAUSES = (0.2, 1.0, 3.0)
 """Seconds to wait before the next attempts."""
 NO_FILE = np.uint64(0)
-"""The stamp of a path that cannot be seen."""
+"""The stamp of a path that cannot be accessed."""
 ANOTHER_FILE = np.uint64(1)
-"""The stamp of a file that is gone: any file under its name is another one."""
+"""The stamp of a file that is gone: no other file under its name matches."""
 READ_AT_ONCE = 4 << 20
 """Bytes of a file that is read into memory before it is decoded; Pillow would read it in pieces."""
 Result = TypeVar("Result")

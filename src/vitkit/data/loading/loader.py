@@ -35,7 +35,7 @@ from vitkit.spec import Preprocess
 NAMES_SHOWN = 3
 """Images of a batch that a message names."""
 SECONDS_AFTER_SIGTERM = 60
-"""After that a worker process ends although its parent has not ended it."""
+"""Seconds after which a worker process exits although its parent has not stopped it."""
 
 
 class BatchSource(TorchDataset[Batch]):

@@ -14,7 +14,7 @@ from vitkit.errors import SettingError
 from vitkit.randomness import hash64, permutation, permutation_by_group
 
 AHEAD = 1 << 16
-"""Images among which the next shard is looked for."""
+"""Images that are searched for the next shard."""
 MIXED = -2
 """Key of the random numbers that mix the images of balanced classes."""
 

@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 LOOK_EVERY = 1.0
 """Seconds between two looks at the processes, while a batch is awaited."""
 LOOKS = 8
-"""Looks in a row without a sign of life, after which a process hangs."""
+"""Checks in a row without a sign of life after which a process counts as hanging."""
 LOOKS_LONG = int(LONGEST_PAUSE) + 30
 """The same for a process inside a read from a disk, or that reads from a server.
 

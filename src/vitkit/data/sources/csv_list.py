@@ -32,7 +32,7 @@ COLUMNS = {
     "label": (("label",), ("class", "target", "class_name", "category")),
     "split": (("split",),),
 }
-"""Names of each column; a later group counts where none of an earlier one is there.
+"""Names of each column; a later group is used only if no name of an earlier one is present.
 
 `split` may be absent.
 """

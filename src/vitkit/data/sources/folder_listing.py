@@ -28,7 +28,7 @@ KINDS_SHOWN = 5
 PathParts = tuple[str, ...]
 """A path below the root, split at its separators."""
 PART_SEPARATOR = "\0"
-"""Separates the parts of a path as text; it is in no name, and sorts before all others."""
+"""Separator of the parts of a path; no name contains it, and it sorts before all others."""
 
 
 @dataclass

@@ -35,7 +35,7 @@ HUB_ADDRESS = re.compile(
 )
 COMMIT = re.compile(r"[0-9a-f]{7,40}")
 HUB_PATIENCE = 2.0
-"""Seconds to wait for a first answer of the Hub; then only the cache is used."""
+"""Seconds to wait for the Hub's first response; after that only the cache is used."""
 
 
 def open_hub(address: str, *, ignore_extra_classes: bool = False) -> Dataset:

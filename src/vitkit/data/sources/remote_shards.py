@@ -38,9 +38,9 @@ INDEX_KIND = "remote webdataset"
 """Kind of the index of a remote shard in the cache."""
 DEFAULT_GB, LIMIT_SETTING = 20.0, "VITKIT_SHARDS_GB"
 NEVER_DELETED = 4
-"""Shards that stay in any case: those that are read, and those that are fetched ahead."""
+"""Shards that are never deleted: the ones being read, and the ones fetched ahead."""
 SERVER_ATTEMPTS = 6
-"""How often in a row a server may fail without a byte more having come: for half a minute."""
+"""Failures in a row without any new byte before giving up, after half a minute."""
 HOW_TO_MAKE_SPACE = (
     f"free some space, lower {LIMIT_SETTING}, or set VITKIT_CACHE to a folder elsewhere"
 )
@@ -70,7 +70,7 @@ class RemoteShard:
 
     address: str
     version: str
-    """The server's version of the file, which differs from those before and after it."""
+    """The server's version of the file (ETag or time), which changes with its content."""
     sha256: str = ""
     """Its expected SHA-256 (hex); unchecked where empty."""
 

@@ -50,9 +50,9 @@ class Member:
 
     name: str
     offset: int
-    """Of its first byte in the tar."""
+    """Offset of its first byte in the tar."""
     size: int
-    """In bytes."""
+    """Size in bytes."""
 
 
 @dataclass

@@ -33,10 +33,10 @@ from vitkit.messages import escape
 
 WEBDATASET_PREFIX = "wds:"
 LABELS = ("cls", "json", "txt")
-"""Endings of the member that holds the label; where there are several, the first of these."""
+"""Endings of the label's member, in order of preference."""
 LONGEST_LABEL = 1 << 20
 LONGEST_IMAGE = 1 << 30
-"""Bytes of the longest member that is read; no image that is decoded has as many."""
+"""Bytes of the longest member that is read, more than any decodable image has."""
 ENDINGS_SHOWN = 8
 
 

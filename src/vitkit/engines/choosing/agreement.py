@@ -16,7 +16,7 @@ COSINE_BOUNDS = {"bfloat16": 0.999, "int8": 0.99}
 SAME_CLASS_BOUNDS = {"bfloat16": 0.99, "int8": 0.99}
 """Smallest share of images with the same most probable class, where `images` are enough."""
 ENOUGH_IMAGES = 100
-"""Images from which the share of the same class is judged; of fewer, one weighs too much."""
+"""Least images to judge the share of equal classes; with fewer, one image weighs too much."""
 
 
 @dataclass(frozen=True)

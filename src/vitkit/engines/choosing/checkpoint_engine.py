@@ -26,7 +26,7 @@ from vitkit.models.vit import ViT
 from vitkit.weights.checkpoint import Checkpoint, stored_object
 
 FEWEST_IMAGES = 16
-"""Images that int8 needs at least to see the range of each activation."""
+"""Least images for int8, to measure the range of each activation."""
 
 
 def engine_of(

@@ -36,16 +36,16 @@ from vitkit.models.vit import ViT
 from vitkit.weights.formats.saved_model import as_saved
 
 USUAL_IMAGES = 1000
-"""Images that an engine is expected to run, where nobody knows their number."""
+"""Assumed number of images for an engine, if it is unknown."""
 WORTH_SECONDS = 60.0
-"""Expected time with torch from which trials are worth their own time."""
+"""Expected seconds with torch above which trials pay off."""
 SHORT_SECONDS = 1.0
-"""Expected time below which the model is not even looked up in the cache."""
+"""Expected seconds below which the cache of trials is not even read."""
 SLOW_FLOPS = 1e11
-"""Operations a second of torch on two cores, to expect that time."""
+"""Operations per second of torch on two cores, to estimate that time."""
 MOST_CALIBRATION = 300
 MOST_AGREEMENT = 128
-"""Images of the user's that int8 is calibrated with, and others that agreement is measured on."""
+"""Most user images for int8 calibration, and for measuring agreement."""
 UNWRITABLE = (OSError, OutputError, SafetensorError)
 """Errors of a folder that cannot be written."""
 

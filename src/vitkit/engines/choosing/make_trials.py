@@ -28,7 +28,7 @@ from vitkit.spec import Preprocess
 from vitkit.weights.formats.vitkit import save
 
 SLOWEST = 1e10
-"""Operations a second of the slowest processor, for the time that a trial may take."""
+"""Operations per second of the slowest processor, for the time limit of a trial."""
 CALIBRATION_PASSES = 4
 """How often the calibration of int8 runs its images, at most."""
 COMPILING = 180.0

@@ -19,7 +19,7 @@ from vitkit.engines.engine import Engine
 from vitkit.weights.load import load
 
 TRIAL_SECONDS = 3.0
-"""Time for which batches are run, after the first."""
+"""Seconds for which batches are run, after the first one."""
 TRIAL_BATCH = 8
 """Images that are run at once, and the number of images where the user gives none."""
 LONGEST = 60.0

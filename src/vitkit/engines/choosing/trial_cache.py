@@ -28,9 +28,9 @@ MOST_BYTES = 5 * 2**30
 """Size of all converted models that are kept; the ones used longest ago go first."""
 DIGITS = 32
 LASTING = ("ended by SIGFPE", "ended by SIGILL", "ended by SIGSEGV", "its logits")
-"""Begin the reasons of failures that would be the same again."""
+"""Prefixes of failures that would happen again, so that they are not retried."""
 FORGOTTEN_SECONDS = 86_400.0
-"""Time after which other failures are tried again: a machine that was busy, a full memory."""
+"""Seconds after which other failures are retried: a busy machine, full memory."""
 
 
 def _digest(*facts: object) -> str:

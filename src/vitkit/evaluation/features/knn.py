@@ -11,7 +11,7 @@ NEIGHBOURS = 20
 TEMPERATURE = 0.07
 """As in DINO (arXiv 2104.14294, Sec. 3.2 and its eval_knn.py)."""
 SIMILARITIES_AT_ONCE = 2**26
-"""Similarities that are computed at once: 256 MB of float32."""
+"""Similarities computed at once: 256 MB of float32."""
 
 
 def knn(

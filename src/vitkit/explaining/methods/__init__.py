@@ -96,6 +96,6 @@ METHODS: Mapping[str, Method] = MappingProxyType(
 """Methods of explanation by name."""
 
 DEFAULTS = ("libragrad", "rollout", "attention")
-"""Methods where none is named: the first that has the options which were set, and can carry the
+"""Default methods: the first that has the options which were set, and supports the
 model. LibraGrad has the best truth score on the models of `docs/benchmarks.md`; rollout the best of
 those that need no class; attention is the map of a layer and a head."""

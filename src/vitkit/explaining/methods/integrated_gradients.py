@@ -14,7 +14,7 @@ from vitkit.models.vit import ViT
 from vitkit.shapes import Images
 
 IMAGES_AT_ONCE = 16
-"""Images of a pass with gradients, so that memory does not grow with `steps`."""
+"""Images per pass with gradients, so that memory does not grow with `steps`."""
 
 
 def integrated_gradients(

@@ -16,7 +16,7 @@ from vitkit.models.vit import ViT
 from vitkit.shapes import Grid, Images
 
 ROWS_AT_ONCE = 64
-"""Images with a window dropped, of one forward pass."""
+"""Images with a dropped window per forward pass."""
 
 
 def occlusion(

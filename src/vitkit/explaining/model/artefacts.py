@@ -18,7 +18,7 @@ from vitkit.models.vit import ViT
 from vitkit.shapes import Grid, Images, Tokens
 
 IMAGES = "preprocessed images, a tensor (B, C, H, W)"
-"""What functions of a model and its images take, in words."""
+"""The expected images of functions of a model, for messages."""
 DEVIATIONS = 4
 """Median absolute deviations above the median from which a norm is high."""
 

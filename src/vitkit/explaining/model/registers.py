@@ -25,7 +25,7 @@ from vitkit.models.vit import ViT
 from vitkit.shapes import Images, Tokens
 
 MOST_NEURONS = 10
-"""Neurons that are moved at most, by default."""
+"""Most neurons that are moved, by default."""
 LEAST_SHARE = 0.1
 """A neuron counts if it writes at least this share of what the strongest one writes."""
 

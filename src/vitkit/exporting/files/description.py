@@ -157,7 +157,7 @@ class ArtefactDescription:
 
 
 LARGEST_TEMPERATURE = 1e30
-"""Beyond it a file is damaged; JSON may have whole numbers that no float holds."""
+"""Larger numbers mean a damaged file; JSON integers may exceed the range of a float."""
 FIELD_TYPES: dict[str, tuple[type, ...]] = {
     "format": (str,),
     "classes": (list,),

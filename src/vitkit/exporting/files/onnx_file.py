@@ -16,7 +16,7 @@ from vitkit.exporting.files.session import Session
 OLDEST_OPSET = 18
 """The exporter writes this opset first; older ones lack operators of the models."""
 MOST_WEIGHTS = 1.9e9
-"""Bytes of weights in a single file; protobuf ends at 2**31 with graph and texts."""
+"""Most bytes of weights in a single file; protobuf allows 2**31 with graph and texts."""
 STANDARD_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "pkg.onnxscript.torch_lib")
 """Domains of operators that onnxruntime has itself."""
 DATA_ENDING = ".data"

@@ -19,7 +19,7 @@ from vitkit.exporting.files.session import Session
 MAX_XML = 200_000_000
 """Bytes of a graph without its weights; those of the largest models have some 10 MB."""
 PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "float16": "f32"}
-"""Precision of an artefact -> OpenVINO's name of that of its inference; float16 is the file's."""
+"""Precision of an artefact -> OpenVINO's inference precision; float16 is for the file only."""
 CAPABILITIES = {"bfloat16": "BF16"}
 """Precision -> the capability that the CPU needs for it."""
 

@@ -65,7 +65,7 @@ def describe_torch(path: Path, description: str) -> None:
 
 
 ALIGNMENT = 64
-"""Bytes that tensors in an archive begin at a multiple of, so that they can be mapped."""
+"""Alignment of tensors in an archive in bytes, so that they can be memory-mapped."""
 LOCAL_HEADER = 30
 """Bytes of an entry's header before its name and extra field (PKWARE APPNOTE 4.3.7)."""
 

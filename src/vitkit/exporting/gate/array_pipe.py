@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 MAX_HEADER = 1_000_000
-"""Bytes of a message's header; a longer one is not ours."""
+"""Most bytes of a message's header; a longer one is invalid."""
 
 
 def send_message(

@@ -26,19 +26,19 @@ Run = Callable[[np.ndarray], list[np.ndarray]]
 NOT_WRITTEN = "nothing is written"
 BATCH_SIZE = 16
 CLASS_IMAGES = 50
-"""Images from which on the accuracy of a single class is bounded."""
+"""Least images of a class for which its accuracy is bounded."""
 CLASS_MISTAKES = 1
-"""Images of a class that may be lost in any case: one of 50 is 2 points."""
+"""Images of a class whose loss is always tolerated: one of 50 is 2 points."""
 LOGIT_BOUNDS = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 """Precision -> the largest relative error of logits, whose cause is rounding."""
 PREPROCESSING_BOUND = 2e-2
-"""The same with preprocessing inside: single pixels differ by 1 of 255."""
+"""The bounds with preprocessing inside: single pixels differ by 1 of 255."""
 LABELLED_INT8_BOUND = 0.5
-"""The same for int8 where accuracy is checked, too: a weak model may be right by chance."""
+"""The bound for int8 if accuracy is checked, too: a weak model may be right by chance."""
 INT8_BOUND = 0.3
-"""The same for int8 without labelled images."""
+"""The bound for int8 without labelled images."""
 FEWEST_FOR_ONE_CLASS = 8
-"""Images from which on a model that gives one class to all of them is refused."""
+"""Least images for which a model that gives all of them one class is refused."""
 
 
 @dataclass(frozen=True)

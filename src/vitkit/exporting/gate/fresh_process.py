@@ -21,11 +21,11 @@ from vitkit.exporting.gate.array_pipe import receive_message, send_message
 from vitkit.process import child_environment
 
 SECONDS = 300.0
-"""Time that opening, or one batch, may take; the largest models take some 30 s a batch."""
+"""Seconds that opening, or one batch, may take; the largest models take some 30 s per batch."""
 COMMAND = (sys.executable, "-P", "-m", "vitkit.exporting.gate.gate_child")
 """-P: not the working folder first, where a file onnx.py of the user's would be imported."""
 LEAVING_SECONDS = 10.0
-"""Time in which a process whose pipes are closed ends by itself; then it is killed."""
+"""Seconds in which a process must exit after its pipes are closed; then it is killed."""
 
 
 class FreshProcess:

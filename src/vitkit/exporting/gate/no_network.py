@@ -17,7 +17,7 @@ EVENTS = (
     "socket.gethostbyname",
     "socket.gethostbyaddr",
 )
-"""Audit events of Python's sockets that reach for another machine or process."""
+"""Audit events of Python's sockets for connections to other machines or processes."""
 
 
 def cut_off_network() -> str:

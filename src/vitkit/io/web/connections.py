@@ -20,7 +20,7 @@ from urllib3.exceptions import HTTPError, InvalidHeader, LocationValueError, Max
 TIMEOUT = 30.0
 """Seconds without a byte after which a connection counts as broken."""
 BACKOFF = 1.0
-"""Half the seconds before the third attempt; the second follows at once, later ones by doubling."""
+"""Backoff factor: no pause before the second attempt, twice this before the third, then doubled."""
 MAX_REDIRECTS = 10
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 YES = {"1", "ON", "YES", "TRUE"}

@@ -30,7 +30,7 @@ TIMEOUT = 20.0
 LONGEST_DOWNLOAD = 120.0
 """Seconds that one image may take, however many bytes come in between."""
 LARGEST_DOWNLOAD = 100_000_000
-"""Bytes; images with as many pixels as are decoded have fewer in all usual formats."""
+"""Most bytes of a download; decodable images are smaller in all usual formats."""
 BUSY = (429, 500, 502, 503, 504)
 """Status codes after which a second request may succeed."""
 LONGEST_PAUSE = 5

@@ -21,7 +21,7 @@ from vitkit.io.web.part_file import PartFile
 
 CHUNK_SIZE = 1 << 20
 MOST_CONTINUED = 100
-"""How often a transfer that breaks off is continued because it brought bytes."""
+"""Most continuations of an interrupted transfer that made progress."""
 PAUSE = 1.0
 """Seconds before a transfer is continued."""
 

@@ -23,7 +23,7 @@ from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.recipes.reference_comparison import comparable_result
 
 SPLITS = {"test": "test", "val": "validation"}
-"""Splits with scores, the most trustworthy first, and their names in the page."""
+"""Splits with scores, the most reliable first, and their names in the page."""
 SCORES = {
     "top1": "top-1 accuracy",
     "top5": "top-5 accuracy",

@@ -26,7 +26,7 @@ from vitkit.training.step import StepResult
 from vitkit.training.trainer import Callback, Trainer
 
 LOOK_EVERY = 10.0
-"""Seconds between two looks at examples and weights, so that short epochs are not spent on them."""
+"""Least seconds between two logs of examples and weights, which would slow short epochs."""
 
 
 class ReportProgress(Callback):

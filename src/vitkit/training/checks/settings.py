@@ -20,7 +20,7 @@ from vitkit.training.optimization.losses import make_loss
 from vitkit.training.optimization.optimizers import check_optimizer
 
 ELEMENTWISE_OPTIMIZERS = ("adamw", "adam", "sgd")
-"""Optimizers that update each number alone, so that a shard of a weight is enough for them."""
+"""Elementwise optimizers, which can update a shard of a weight."""
 
 
 def check_settings(config: TrainConfig, processes: int, *, resumes: bool = False) -> None:

@@ -23,7 +23,7 @@ from vitkit.training.recipes.transfer import finetune
 OF_OPTIMIZER = ("lr", "beta2")
 """Settings that belong to the optimizer of a recipe."""
 OF_MODEL = ("model", "spec", "fit")
-"""Settings that have no usual value, and are chosen with the model."""
+"""Settings without a default, which are chosen with the model."""
 
 
 def chooses_model(config: TrainConfig) -> bool:

@@ -10,12 +10,12 @@ from vitkit.training.config.train_config import TrainConfig
 MIN_STEPS = 8
 """Steps of an epoch that a batch size must leave."""
 STEPS, SCRATCH_STEPS = 500, 2_000
-"""Optimizer steps at least: of a model that is named, and of a small one from random weights.
+"""Least optimizer steps: of a named model, and of a small one from random weights.
 
 The first is what AugReg (arXiv 2106.10270) fine-tunes with on small data. The second is not tuned:
 `benchmarks/first_try.py` measures what it reaches."""
 SCRATCH_IMAGES = 200_000
-"""Images that the small model sees at most in these steps, as a limit of time on a few cores."""
+"""Most images in these steps for the small model, to limit the time on a few cores."""
 FEWEST_EPOCHS, FINETUNE_EPOCHS, MOST_EPOCHS = 10, 20, 300
 """More epochs than the last gained little in the papers on small data."""
 WARMUP = 1 / 20

@@ -17,7 +17,7 @@ from torch import Tensor, optim
 from torch.optim.optimizer import ParamsT
 
 LARGEST = 256
-"""The longest side of a matrix that is batched; larger ones gain nothing from a batch."""
+"""Longest side of a batched matrix; larger ones gain nothing from a batch."""
 
 
 class BatchedMuon(optim.Muon):

@@ -17,7 +17,7 @@ from vitkit.training.optimization.parameter_groups import parameter_groups
 FUSED = 3
 """Matrices in a fused qkv weight; Muon orthogonalises query, key and value separately."""
 OPTIMIZERS = ("adamw", "sgd", "adam", "muon")
-"""Names of vitkit's own; every other name is looked up in the pytorch-optimizer library."""
+"""vitkit's own optimizers; other names are looked up in the pytorch-optimizer library."""
 
 
 class _GroupSettings(TypedDict):

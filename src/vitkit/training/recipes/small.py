@@ -9,8 +9,8 @@ UNCHANGED_IMAGES: Settings = {"flip": 0.0, "shift": 0, "crop_scale": 1.0, "fit":
 """No random changes besides those that a recipe names."""
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR10_STD = (0.2470, 0.2435, 0.2616)
-"""Over all pixels of the training images; the 0.2023 that is often quoted for red is the mean of
-the deviations of single images."""
+"""Over all pixels of the training images; the often quoted 0.2023 for red is the mean of the
+deviations of single images."""
 
 
 def digits() -> Settings:

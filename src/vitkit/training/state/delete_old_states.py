@@ -14,7 +14,7 @@ from pathlib import Path
 from vitkit.training.state.manifest import step_of
 
 KEPT = 2
-"""States that are kept, the newest ones: if one of them is damaged, the other can be resumed."""
+"""Newest states that are kept: if one is damaged, the run resumes from the other."""
 DELETED = ".trash-"
 """First letters of the names of folders that are being deleted."""
 

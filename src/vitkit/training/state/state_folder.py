@@ -63,7 +63,7 @@ UNFINISHED, DAMAGED = ".tmp-", "damaged-"
 SHARDS = ".shards"
 """Suffix of the folder with the shards of a part."""
 TEMPORARY_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EINTR, errno.EAGAIN)
-"""Errors of a write after which another attempt may succeed."""
+"""Errors of a write after which a retry may succeed."""
 _version = cache(version)  # each call parses a file of metadata
 PAUSES = (0.2, 1.0)
 """Seconds to wait before the second and the third attempt."""

@@ -20,7 +20,7 @@ from vitkit.training.tuning.trial import preserve_generators, trial
 SMALLEST, LARGEST = 8, 4096
 """Range of the batch sizes that are tried, in images."""
 SPEEDUP = 1.05
-"""A batch of twice the size must train at least this many times as many images per second."""
+"""Least gain in images per second from doubling the batch size."""
 TIMED = 3
 """Timed steps of each size, after one that warms up; the fastest counts."""
 

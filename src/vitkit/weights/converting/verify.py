@@ -42,7 +42,7 @@ LOAD_ERRORS = (
     TypeError,
     ValueError,
 )
-"""Exceptions of libraries for a file that is not theirs."""
+"""Exceptions of libraries for a file of another format."""
 
 ModelOutputs: TypeAlias = tuple[list[Tensor], Tensor]
 """Each block's tokens (B, T, D), and logits (B, K) or pooled features (B, E)."""

@@ -27,7 +27,7 @@ from vitkit.weights.formats.saved_model import as_saved
 from vitkit.weights.formats.vitkit import own_file_writer
 
 FILE_ENDINGS = (".safetensors", ".npz", *PICKLE_ENDINGS)
-"""Endings by which an output path is a file and no folder."""
+"""Endings of output paths that are files, not folders."""
 
 
 class _PreparedFiles(NamedTuple):

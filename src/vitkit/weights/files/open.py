@@ -27,7 +27,7 @@ IMPOSTORS = {
     b"<!doctype": "a web page saved as weights; download the file itself",
     b"<html": "a web page saved as weights; download the file itself",
 }
-"""First bytes of files that are saved in the place of weights -> message."""
+"""First bytes of files often saved instead of weights -> message."""
 WEIGHTS_FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -38,7 +38,7 @@ WEIGHTS_FILES = (
 )
 """Names of a folder's weights, in the order in which transformers looks for them."""
 LONGEST_EMPTY = 65_536
-"""Longest side of an empty tensor, which takes no bytes: its sides cost nothing to lie about."""
+"""Longest side of an empty tensor, which takes no bytes, so that any side can be declared."""
 
 
 def open_source(path: Path, *, trust_pickle: bool = False) -> Source:

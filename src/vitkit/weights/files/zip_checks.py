@@ -20,9 +20,9 @@ from vitkit.errors import CheckpointError
 MAX_TENSORS = 50_000
 """Tensors of a file; the largest published model and its optimiser's state have some 5000."""
 INFLATION = 20
-"""A compressed array may be this many times larger than its file; real weights hardly shrink."""
+"""Largest compression ratio of an array; real weights hardly compress."""
 ZIP_SLACK = 16_000_000
-"""Bytes that an archive may declare beyond that, so that small files of zeros pass."""
+"""Bytes that an archive may declare beyond that ratio, so that small files of zeros pass."""
 READ_ERRORS = (
     OSError,
     ValueError,

@@ -185,7 +185,7 @@ class Format:
 
 
 FIXED_BY_CODE = frozenset(("activation", "norm_eps", "position_resampling"))
-"""Fields that code with one kind of model decides, whatever model a file is of."""
+"""Fields whose values are fixed in code for one kind of model."""
 # Their order is the order of changes: earlier fields are fitted first (`converting/fit.py`).
 FIRST_PAPER: dict[str, tuple[Any, ...]] = {
     "stem": ("convolution", "linear"),

@@ -22,7 +22,7 @@ from vitkit.spec import ViTSpec
 from vitkit.weights.model_tensors import blank_model
 
 SHOWN = 3
-"""Changes that a message names."""
+"""Most changes that a message names."""
 TOLERANCE = 1e-5
 """Largest difference of logits, as a part of the largest logit: compiled layers round otherwise."""
 

@@ -25,7 +25,7 @@ INNER_PARTS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_modul
 MOST_PREFIX_PARTS = 5
 """Most parts of a prefix, as in `model.module.student.vit.`."""
 FEWEST_TENSORS = 8
-"""Fewest tensors of a ViT: each block alone has more."""
+"""Least tensors of a ViT; a single block has more."""
 PREFERRED = {"base_encoder.": "momentum_encoder."}
 """Of two models in one file, the one to take -> the other: MoCo v3 evaluates its base encoder."""
 UNSUPPORTED = {

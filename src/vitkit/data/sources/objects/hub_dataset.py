@@ -18,7 +18,7 @@ from vitkit.errors import DataError, ImageError
 from vitkit.io.progress import progress_bar
 
 UNKNOWN = -1
-"""The Hub's mark for a test image whose label is not published."""
+"""The label value that the Hub uses for unlabelled test images."""
 ANYWHERE = (Path("/"),)
 """Folders of files that a row may name: the dataset is the caller's own object."""
 

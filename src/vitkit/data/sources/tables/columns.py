@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 IMAGE_NAMES = ("image", "img", "picture", "jpg", "png")
 LABEL_NAMES = ("label", "labels", "fine_label", "class", "class_name", "target", "cls", "y")
-"""Names of the column that is meant where several could be: the first of these that is there."""
+"""Column names in order of preference, if several columns could be meant."""
 TYPE_SHOWN = 40
 """Characters of a column's type in a message."""
 

@@ -22,7 +22,7 @@ from vitkit.weights.files.zip_checks import MAX_TENSORS
 from vitkit.weights.formats.key_table import KeyTransform, TensorParts
 
 TREE_PREFIXES = ("", "opt/target/", "params/", "params/img/", "img/", "opt/target/img/")
-"""Before every name: nothing; an optimiser's state; a training state; the image's tower."""
+"""Prefixes of all names: none; an optimiser's state; a training state; the image tower."""
 ANCHORS = ("embedding/kernel", "Transformer/encoder_norm/scale")
 """Names that every ViT of Google's has."""
 POSITIONS = "Transformer/posembed_input/pos_embedding"
