@@ -27,9 +27,12 @@ from paired import Row, compared, in_turn, warm_up
 from torch import nn
 
 import vitkit
-from vitkit.engines.token_merging import merge_tokens, merged_compute_share, tokens_per_layer
 
-CHECKPOINT = Path(__file__).parents[1] / "docs/tutorial/checkpoints/cifar10.safetensors"
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "examples"))
+from research.token_merging import compute_share, merge_tokens, tokens_per_layer  # noqa: E402
+
+CHECKPOINT = ROOT / "docs/tutorial/checkpoints/cifar10.safetensors"
 MERGED = (0, 1, 2, 4, 8)
 """Values of r for the agreement."""
 BATCH = 250
@@ -62,7 +65,7 @@ def times(engines: list[str], r: int, blocks: int) -> dict[str, object]:
         "r": r,
         "threads": threads,
         "tokens": tokens_per_layer(model.spec, r),
-        "multiply_adds_bound": 1 / merged_compute_share(model, r),
+        "multiply_adds_bound": 1 / compute_share(model, r),
     }
     for engine in engines:
         rows = {}
@@ -90,7 +93,7 @@ def agreement(data_root: Path) -> dict[str, object]:
         classes[r] = result.predicted
         rows[str(r)] = {
             "tokens_after_last_block": tokens_per_layer(spec, r)[-1],
-            "multiply_adds": merged_compute_share(checkpoint.model, r),
+            "multiply_adds": compute_share(checkpoint.model, r),
             "agreement": float((classes[r] == classes[0]).mean()),
             "top1": result["top1"],
         }

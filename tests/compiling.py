@@ -20,7 +20,6 @@ from peers import noisy_vit, random_images, relative  # noqa: E402
 from torch._dynamo.utils import counters  # noqa: E402
 
 import vitkit  # noqa: E402
-from vitkit.engines.token_merging import merge_tokens  # noqa: E402
 
 # A trace fixes the image's sides, and says so.
 warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)
@@ -103,15 +102,6 @@ def backbone(backend: str) -> float:
         return max(relative(torch.cat(made(images)), expected) for made in (whole, program))
 
 
-def merged(backend: str) -> float:
-    """A model that merges tokens, as one graph."""
-    model, images = noisy_vit(SPEC.replace(depth=2)).eval(), random_images(5, 32)
-    merging = merge_tokens(model, 3)
-    whole = torch.compile(merging, fullgraph=True, backend=backend)
-    with torch.inference_mode():
-        return relative(whole(images), merging(images))
-
-
 def exported(name: str) -> float:
     """Export with a dynamic batch, and a trace, run with other batches than they were made with."""
     model = noisy_vit(SPEC.replace(**(VARIATIONS | STEMS)[name])).eval()
@@ -142,7 +132,6 @@ CASES: dict[str, Case] = {
     "train plain aot_eager": lambda: trained("aot_eager"),
     "features plain aot_eager": lambda: backbone("aot_eager"),
     "record plain aot_eager": lambda: recorded("aot_eager"),
-    "merge plain aot_eager": lambda: merged("aot_eager"),
 }
 if any(map(shutil.which, ("c++", "g++", "clang++"))):  # inductor writes C++ for CPUs
     CASES["compile plain inductor"] = lambda: compiled("plain", "inductor")

@@ -89,7 +89,6 @@ PUBLIC = [
     "list_models",
     "load",
     "measure_registers",
-    "merge_tokens",
     "open_dataset",
     "optimized",
     "parameter_groups",

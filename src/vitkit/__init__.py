@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from vitkit.data.sources.open import open_dataset as open_dataset
     from vitkit.engines.choosing.options import EngineOptions as EngineOptions
     from vitkit.engines.inference_folds import optimized as optimized
-    from vitkit.engines.token_merging import merge_tokens as merge_tokens
     from vitkit.errors import CheckpointError as CheckpointError
     from vitkit.errors import DataError as DataError
     from vitkit.errors import DeviceError as DeviceError
@@ -111,7 +110,6 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "vitkit.data.sources.open": ("open_dataset",),
     "vitkit.engines.choosing.options": ("EngineOptions",),
     "vitkit.engines.inference_folds": ("optimized",),
-    "vitkit.engines.token_merging": ("merge_tokens",),
     "vitkit.errors": (
         "CheckpointError",
         "DataError",
@@ -297,7 +295,6 @@ __all__ = [
     "list_models",
     "load",
     "measure_registers",
-    "merge_tokens",
     "open_dataset",
     "optimized",
     "parameter_groups",
@@ -325,8 +322,12 @@ def __getattr__(name: str) -> object:
     elif name in _HOME_OF:
         value = getattr(import_module(_HOME_OF[name]), name)
     else:
-        ours = import_module("vitkit.other_names").CLASSES.get(name)
-        hint = f"; write vitkit.{ours}" if ours else ""
+        names = import_module("vitkit.other_names")
+        hint = ""
+        if name in names.CLASSES:
+            hint = f"; write vitkit.{names.CLASSES[name]}"
+        elif name in names.MOVED:
+            hint = f"; it is in {names.MOVED[name]} now"
         raise AttributeError(f"module 'vitkit' has no attribute {name!r}{hint}")
     globals()[name] = value  # so that this function is called once for each name
     return value

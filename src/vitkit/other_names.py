@@ -172,6 +172,10 @@ AMBIGUOUS: dict[str, str] = {
 }
 """Model that several programs give another meaning -> what to write."""
 
+TOKEN_MERGING = "examples/research/token_merging.py"
+MOVED: dict[str, str] = {"merge": TOKEN_MERGING, "merge_tokens": TOKEN_MERGING}
+"""Function or keyword that has left the package -> the file of the repository that has it now."""
+
 SIZES = {"ti": "tiny", "s": "small", "b": "base", "l": "large", "h": "huge"}
 _SHORT = re.compile(
     rf"(?:vit)?[-_ ]?({'|'.join([*SIZES.values(), *SIZES])})[-_/ ]*(\d+)(?:[-_](\d+))?",
@@ -231,6 +235,16 @@ def refuse_transformer_keywords(keywords: Mapping[str, Any]) -> None:
     for keyword in keywords:
         hint = f"; write {TRANSFORMER[keyword]}=" if keyword in TRANSFORMER else ""
         raise TypeError(f"Transformer has no argument {keyword!r}{hint}")
+
+
+def refuse_moved_keywords(keywords: Mapping[str, Any]) -> None:
+    """Raise `TypeError` for what was passed to a function beyond its arguments, if anything.
+
+    The message says where a keyword of `MOVED` is now.
+    """
+    for keyword in keywords:
+        where = f"; it is in {MOVED[keyword]} now" if keyword in MOVED else ""
+        raise TypeError(f"there is no argument {keyword!r}{where}")
 
 
 def translate_keywords(keywords: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:

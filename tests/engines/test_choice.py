@@ -124,13 +124,22 @@ def test_short_work_needs_no_trial(checkpoint):
     assert "float32 without a trial" in lines[0], "a precision that is not chosen is named"
 
 
-def test_merging_and_bfloat16_change_logits_a_little(checkpoint):
+def test_bfloat16_changes_logits_a_little(checkpoint):
     images = some_images(4)
     expected = vitkit.Predictor.from_checkpoint(checkpoint).logits(images)
-    for arguments in ({"merge": 1}, {"precision": "bfloat16"}):
-        logits = vitkit.Predictor.from_checkpoint(checkpoint, **arguments).logits(images)
-        assert not torch.equal(logits, expected)
-        assert torch.nn.functional.cosine_similarity(logits, expected).min() > 0.8
+    logits = vitkit.Predictor.from_checkpoint(checkpoint, precision="bfloat16").logits(images)
+    assert not torch.equal(logits, expected)
+    assert torch.nn.functional.cosine_similarity(logits, expected).min() > 0.8
+
+
+def test_merging_is_answered_with_where_it_is(checkpoint):
+    place = "it is in examples/research/token_merging.py now"
+    for function in (vitkit.Predictor.from_checkpoint, vitkit.embed, vitkit.evaluate):
+        arguments = () if function == vitkit.Predictor.from_checkpoint else ("digits",)
+        with pytest.raises(TypeError, match=f"there is no argument 'merge'; {place}"):
+            function(checkpoint, *arguments, merge=8)
+    with pytest.raises(AttributeError, match=f"no attribute 'merge_tokens'; {place}"):
+        vitkit.merge_tokens  # noqa: B018
 
 
 @pytest.mark.parametrize(
@@ -141,7 +150,6 @@ def test_merging_and_bfloat16_change_logits_a_little(checkpoint):
         ({"engine": "onnxruntime", "precision": "bfloat16"}, "has no precision bfloat16"),
         ({"precision": "int8"}, "precision int8 needs images to calibrate with"),
         ({"calibrate": "digits"}, "--calibrate has no effect with precision float32"),
-        ({"merge": -1}, "merge = -1: must be a whole number"),
     ],
 )
 def test_wrong_settings(checkpoint, arguments, message):

@@ -104,7 +104,7 @@ def test_features_are_not_judged_by_their_largest_number(checkpoint, tmp_path, m
         vitkit.save(tmp_path / trial.MODEL_FILE, loaded.model, preprocess=loaded.preprocess)
         with torch.no_grad():
             trial.write_inputs(tmp_path, images, loaded.model.eval()(images), None)
-        made = trial.run_trial(str(tmp_path), str(tmp_path), "torch", "float32", "1", "0")
+        made = trial.run_trial(str(tmp_path), str(tmp_path), "torch", "float32", "1")
         assert made["reason"] == ""
         assert made["agreement"]["images"] == judged, "images of which classes are compared"
 

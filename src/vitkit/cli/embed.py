@@ -50,7 +50,6 @@ def embed_command(
     engine: EngineChoice = "auto",
     precision: PrecisionChoice = "float32",
     calibrate: str | None = None,
-    merge: int = 0,
     split: str | None = None,
     data_root: str | None = None,
     overwrite: bool = False,
@@ -72,7 +71,6 @@ def embed_command(
         engine: auto, torch, compile, openvino or onnxruntime; auto: the fastest here, by trials.
         precision: float32, bfloat16 or int8; auto: the fastest with the same predictions.
         calibrate: DATA for int8, such as the training data; its test split is not used.
-        merge: pairs of similar patches to merge in each block: faster, other predictions; 0: none.
         split: train, val or test: only this split of datasets and of folders with class folders.
         data_root: folder of the named datasets, or the folder that the paths of a CSV begin at.
         overwrite: replace any existing file that is not an input; default: only earlier features.
@@ -86,7 +84,7 @@ def embed_command(
     found = find_arguments(images, split=split, data_root=data_root, strict=strict)
     inputs = chain(named, found.files())
     check_outputs([path], FEATURES_FILE, inputs=inputs, overwrite=overwrite, flag="--out")
-    choice = EngineFlags(engine, precision, merge, calibrate, data_root)
+    choice = EngineFlags(engine, precision, calibrate, data_root)
     loaded, options = open_checkpoint(checkpoint, choice, found.total)
     from vitkit.prediction.features import feature_predictor
 
@@ -108,5 +106,5 @@ def _write(path: Path, features: Iterable[tuple[FoundImage, Tensor]], has_labels
 
 def run(arguments: list[str]) -> None:
     """Parse the arguments and embed."""
-    with as_flags("batch_size", "split", "merge"):
+    with as_flags("batch_size", "split"):
         tyro.cli(embed_command, args=arguments, prog="vitkit embed")

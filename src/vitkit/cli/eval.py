@@ -75,7 +75,6 @@ def eval_command(
     engine: EngineChoice = "torch",
     precision: PrecisionChoice = "float32",
     calibrate: str | None = None,
-    merge: int = 0,
     json: bool = False,
     confusion: Path | None = None,
     predictions: Path | None = None,
@@ -97,7 +96,6 @@ def eval_command(
         engine: auto, torch, compile, openvino or onnxruntime; auto: the fastest here, by trials.
         precision: float32, bfloat16 or int8; auto: the fastest with the same predictions.
         calibrate: DATA for int8, such as the training data; its test split is not used.
-        merge: pairs of similar patches to merge in each block: faster, other predictions; 0: none.
         json: print JSON, with every class, the confusion matrix and the 50 highest losses.
         confusion: .png, .svg or .csv file for the confusion matrix; rows are true classes.
         predictions: write a row for each image to this .csv file; loss_rank 1 has the highest loss.
@@ -108,7 +106,7 @@ def eval_command(
 
     refuse_images_first("eval", checkpoint, "DATA")
     _check_files(checkpoint, data, data_root, relabel, overwrite, confusion, predictions)
-    options = EngineFlags(engine, precision, merge, calibrate, data_root).options()
+    options = EngineFlags(engine, precision, calibrate, data_root).options()
     evaluation = evaluate(
         checkpoint, data, split=split, data_root=data_root, cache=cache, device=device,
         batch_size=batch_size, workers=workers, relabel=relabel, engine=options,
@@ -153,7 +151,7 @@ def _print_end(written: Iterable[str], predictions: Path | None, arguments: Iter
 
 def run(arguments: list[str]) -> None:
     """Parse the arguments and evaluate."""
-    with as_flags("batch_size", "workers", "split", "merge"):
+    with as_flags("batch_size", "workers", "split"):
         tyro.cli(eval_command, args=arguments, prog="vitkit eval")
 
 

@@ -59,7 +59,6 @@ def predict_command(
     engine: EngineChoice = "auto",
     precision: PrecisionChoice = "float32",
     calibrate: str | None = None,
-    merge: int = 0,
     json: bool = False,
     csv: str | None = None,
     save_images: str | None = None,
@@ -85,7 +84,6 @@ def predict_command(
         engine: auto, torch, compile, openvino or onnxruntime; auto: the fastest here, by trials.
         precision: float32, bfloat16 or int8; auto: the fastest with the same predictions.
         calibrate: DATA for int8, such as the training data; its test split is not used.
-        merge: pairs of similar patches to merge in each block: faster, other predictions; 0: none.
         json: print JSON.
         csv: write this .csv file; without --json, nothing is printed then.
         save_images: write each image with its predicted classes as a PNG file in this folder.
@@ -102,7 +100,7 @@ def predict_command(
     outputs.check_table(named)  # by the names alone: opening a large dataset takes time
     found = find_arguments(images, split=split, data_root=data_root, strict=strict)
     outputs.check(found, named)
-    choice = EngineFlags(engine, precision, merge, calibrate, data_root)
+    choice = EngineFlags(engine, precision, calibrate, data_root)
     opening = PredictorFlags(choice, device, batch_size, allow_partial, trust_code)
     predictor, labels = opening.open(checkpoint, found)
     usable = StreamedImages(found, strict=strict, outputs={"--csv": outputs.table})
@@ -113,7 +111,7 @@ def predict_command(
 
 def run(arguments: list[str]) -> None:
     """Parse the arguments and predict."""
-    with as_flags("batch_size", "top_k", "split", "merge"):
+    with as_flags("batch_size", "top_k", "split"):
         tyro.cli(predict_command, args=arguments, prog="vitkit predict")
 
 

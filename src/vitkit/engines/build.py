@@ -25,7 +25,6 @@ def build_engine(
     device: torch.device | None = None,
     folder: Path | None = None,
     calibration: Tensor | None = None,
-    merge: int = 0,
 ) -> Engine:
     """Build an engine for a model, in this process.
 
@@ -38,7 +37,6 @@ def build_engine(
         device: for torch and compile; default the model's.
         folder: where a converted model is kept, and found again.
         calibration: preprocessed images (N, C, H, W) for int8.
-        merge: patch tokens that each block merges; 0 for none.
 
     Raises:
         SettingError: an engine or a precision that does not exist, not together, or not here.
@@ -52,7 +50,6 @@ def build_engine(
         device=device or next(model.parameters()).device,
         folder=folder,
         calibration=calibration,
-        merge=merge,
     )
     return build_requested(name, request)
 

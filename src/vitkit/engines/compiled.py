@@ -7,6 +7,7 @@ from torch import Tensor
 
 from vitkit.engines.eager import cast
 from vitkit.engines.engine import EngineRequest, Forward
+from vitkit.engines.inference_folds import fold_for_inference
 from vitkit.engines.registry import compiler_name, has_compiler
 from vitkit.errors import MissingExtraError
 from vitkit.process import keep_freed_memory
@@ -23,7 +24,7 @@ def build_compiled(request: EngineRequest) -> Forward:
         MissingExtraError: no C++ compiler is installed.
     """
     refuse_no_compiler(request.device)
-    model = cast(request.for_runtimes(), request.precision).requires_grad_(False)
+    model = cast(fold_for_inference(request.model), request.precision).requires_grad_(False)
     dtype = next(model.parameters()).dtype
     on_cpu = request.device.type == "cpu"
     if on_cpu:

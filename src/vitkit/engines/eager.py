@@ -26,7 +26,7 @@ def build_eager(request: EngineRequest) -> Forward:
     """Return the model's forward pass in the precision of the request, without autocast."""
     if request.device.type == "cpu":
         keep_freed_memory()
-    model = cast(request.for_torch(), request.precision)
+    model = cast(request.model, request.precision)
     dtype = next(model.parameters()).dtype
 
     def forward(images: Tensor) -> Tensor:

@@ -10,8 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitkit.engines.inference_folds import fold_for_inference
-from vitkit.engines.token_merging import merge_tokens
 from vitkit.models.vit import ViT
 from vitkit.shapes import Images
 
@@ -31,7 +29,6 @@ class EngineRequest:
         device: where it runs; engines for processors alone ignore it.
         folder: where a converted model is kept and found again; `None` converts in memory.
         calibration: preprocessed images (N, C, H, W) that show int8 the range of each activation.
-        merge: patch tokens that each block merges (see `token_merging`); 0 for none.
     """
 
     model: ViT
@@ -41,21 +38,6 @@ class EngineRequest:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     folder: Path | None = None
     calibration: Float[Tensor, "N C H W"] | None = None
-    merge: int = 0
-
-    def for_torch(self) -> ViT:
-        """Return the model as torch runs it: itself, or with merged tokens."""
-        return merge_tokens(self.model, self.merge) if self.merge else self.model
-
-    def for_runtimes(self, *, query_scale: bool = True) -> ViT:
-        """Return the model as other runtimes get it: folded, then with merged tokens.
-
-        Args:
-            query_scale: whether queries may come scaled, so that attention must not do it.
-        """
-        # token merging divides by sqrt(h) itself, and adds the sizes of tokens
-        folded = fold_for_inference(self.model, query_scale=query_scale and not self.merge)
-        return merge_tokens(folded, self.merge) if self.merge else folded
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from vitkit.engines.engine import EngineRequest, Forward
+from vitkit.engines.inference_folds import fold_for_inference
 from vitkit.engines.program import INPUT, OUTPUT, export_program, without_warnings
 from vitkit.engines.telemetry import import_runtime, quiet_imports
 from vitkit.io.atomic import replacing_in_cache
@@ -36,7 +37,7 @@ def build_onnxruntime(request: EngineRequest) -> Forward:
     if path is not None and path.exists():
         with contextlib.suppress(Exception):  # damaged: it is converted again
             return onnx_forward(path, request.threads)
-    folded = request.for_runtimes(query_scale=False).float().cpu()
+    folded = fold_for_inference(request.model, query_scale=False).float().cpu()
     for module in folded.modules():
         if isinstance(module, MultiHeadAttention):
             module.attend = fused_attention
@@ -59,14 +60,12 @@ def fused_attention(
         q: queries (B, k, N, h).
         k: keys (B, k, M, h).
         v: values (B, k, M, e).
-        mask: numbers to add to the scores, (B, 1, N or 1, M), as token merging has them.
+        mask: must be None, as in a ViT.
         dropout: no meaning in inference.
     """
+    assert mask is None
     batch, heads, queries, _ = q.shape
-    inputs: list[Tensor | None] = [part.transpose(1, 2).flatten(2) for part in (q, k, v)]
-    if mask is not None:
-        added = mask.expand(batch, 1, queries, k.shape[2])
-        inputs += [None, None, added]  # no bias of the projections, no mask of keys
+    inputs = [part.transpose(1, 2).flatten(2) for part in (q, k, v)]
     mixed = torch.onnx.ops.symbolic(
         "com.microsoft::MultiHeadAttention",
         inputs,

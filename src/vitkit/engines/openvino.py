@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from vitkit.engines.engine import EngineRequest, Forward
+from vitkit.engines.inference_folds import fold_for_inference
 from vitkit.engines.program import OUTPUT, export_program, without_warnings
 from vitkit.engines.registry import refuse_uncalibrated
 from vitkit.engines.telemetry import import_runtime
@@ -71,7 +72,7 @@ def _kept(request: EngineRequest) -> OVModel | None:
 
 def convert_and_keep(request: EngineRequest) -> OVModel:
     """Convert the model of a request, quantise it for int8, and keep the result in its folder."""
-    folded = request.for_runtimes().float().cpu()
+    folded = fold_for_inference(request.model).float().cpu()
     program = export_program(folded, folded.spec.in_channels, request.image_size)
     model = to_openvino(program)
     if request.precision == "int8":

@@ -21,6 +21,7 @@ from vitkit.evaluation.user_metrics import Metric
 from vitkit.exporting.files.endings import engine_refused, is_artefact, refuse_needless_trust
 from vitkit.exporting.files.open_artefact import Artefact, open_artefact
 from vitkit.exporting.model_parts import SessionForward, pixel_batch
+from vitkit.other_names import refuse_moved_keywords
 from vitkit.weights.checkpoint import Checkpoint
 
 
@@ -38,9 +39,9 @@ def evaluate(
     relabel: str | Path | None = None,
     engine: str | EngineOptions = "torch",
     precision: str = "float32",
-    merge: int = 0,
     calibrate: DataSource | None = None,
     trust_code: bool = False,
+    **moved: object,
 ) -> Evaluation:
     """Evaluate a checkpoint, or an exported model, on a split of a dataset.
 
@@ -59,9 +60,9 @@ def evaluate(
         relabel: a CSV file of corrected labels, as for `train`.
         engine: as for `Predictor.from_checkpoint`; default the model's own forward pass.
         precision: `float32`, `bfloat16`, `int8` or `auto`.
-        merge: patch tokens that each block merges.
         calibrate: images for int8.
         trust_code: open an exported `.pt2` model, which can run code that is in it.
+        **moved: none; a keyword that has left the package is answered with its place.
 
     Returns:
         The scores, which `evaluate_outputs` explains. Beside them `.split_name`, `.per_class`,
@@ -71,14 +72,15 @@ def evaluate(
         CheckpointError, DataError, DeviceError, ImageError, MissingExtraError, SettingError,
             UserCodeError: the message names the wrong value, image or metric.
     """
-    own = {"precision": precision, "merge": merge, "calibrate": calibrate, "data_root": data_root}
+    refuse_moved_keywords(moved)
+    own = {"precision": precision, "calibrate": calibrate, "data_root": data_root}
     options = EngineOptions.of(engine, **own)
     choice = EvaluationChoice(split, data_root, cache, batch_size, workers, metrics, relabel)
     refuse_needless_trust(checkpoint, trust_code=trust_code)
     if not isinstance(checkpoint, str | PathLike) or not is_artefact(checkpoint):
         return evaluate_checkpoint(checkpoint, data, choice, device, options)
-    chosen = (options.engine, options.precision, options.merge, options.calibrate)
-    if chosen != ("torch", "float32", 0, None) or device not in ("auto", "cpu"):
+    chosen = (options.engine, options.precision, options.calibrate)
+    if chosen != ("torch", "float32", None) or device not in ("auto", "cpu"):
         raise engine_refused(checkpoint)
     artefact = open_artefact(checkpoint, trust_code=trust_code)
     predict = _ArtefactPredictions(artefact, choice)

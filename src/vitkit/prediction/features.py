@@ -11,6 +11,7 @@ from jaxtyping import Float
 from vitkit.data.sources.open import DataSource
 from vitkit.engines.choosing.checkpoint_engine import engine_of
 from vitkit.engines.choosing.options import EngineOptions
+from vitkit.other_names import refuse_moved_keywords
 from vitkit.prediction.find import Images, as_list, count_images
 from vitkit.prediction.predictor import Predictor
 from vitkit.weights.checkpoint import Checkpoint
@@ -49,8 +50,8 @@ def embed(
     batch_size: int = 64,
     engine: str | EngineOptions = "auto",
     precision: str = "float32",
-    merge: int = 0,
     calibrate: DataSource | None = None,
+    **moved: object,
 ) -> Float[np.ndarray, "N D"]:
     """Return the pooled features of images, the inputs of the head: (N, D) float32.
 
@@ -59,16 +60,17 @@ def embed(
         images: as for a call of `Predictor`.
         device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
         batch_size: images per batch.
-        engine: as for `Predictor.from_checkpoint`, and so are `precision`, `merge` and `calibrate`.
+        engine: as for `Predictor.from_checkpoint`, and so are `precision` and `calibrate`.
         precision: of the computation.
-        merge: patch tokens that each block merges.
         calibrate: images for int8.
+        **moved: none; a keyword that has left the package is answered with its place.
 
     Raises:
         ImageError, DataError, CheckpointError, DeviceError, SettingError: the message names the
             wrong value.
     """
-    options = EngineOptions.of(engine, precision=precision, merge=merge, calibrate=calibrate)
+    refuse_moved_keywords(moved)
+    options = EngineOptions.of(engine, precision=precision, calibrate=calibrate)
     images = as_list(images)
     if options.images is None:
         options = replace(options, images=count_images(images))

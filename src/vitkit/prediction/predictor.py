@@ -23,6 +23,7 @@ from vitkit.errors import CheckpointError, ImageError, SettingError, UserCodeErr
 from vitkit.evaluation.finite_outputs import finite_rows, refuse_not_finite
 from vitkit.exporting.model_parts import model_parts
 from vitkit.messages import plural
+from vitkit.other_names import refuse_moved_keywords
 from vitkit.plots.html import html_bars
 from vitkit.prediction.find import Images, as_list
 from vitkit.prediction.image_list import batches_of
@@ -116,8 +117,8 @@ class Predictor:
         precision: str = "float32",
         device: str = "auto",
         batch_size: int = 64,
-        merge: int = 0,
         calibrate: Calibration | None = None,
+        **moved: object,
     ) -> Predictor:
         """Create a predictor for a checkpoint or its path.
 
@@ -131,8 +132,8 @@ class Predictor:
                 with those of float32.
             device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
             batch_size: images per batch.
-            merge: patch tokens that each block merges (see `merge_tokens`), for speed; 0 for none.
             calibrate: images with classes for int8, as for `train`; never those of its test split.
+            **moved: none; a keyword that has left the package is answered with its place.
 
         Raises:
             CheckpointError: a file that is not a checkpoint, or a model without a head.
@@ -142,7 +143,8 @@ class Predictor:
             MissingExtraError: an engine that is not installed.
             DataError: images to calibrate with that cannot be opened, or too few of them.
         """
-        options = EngineOptions.of(engine, precision=precision, merge=merge, calibrate=calibrate)
+        refuse_moved_keywords(moved)
+        options = EngineOptions.of(engine, precision=precision, calibrate=calibrate)
         checkpoint = as_checkpoint(checkpoint)
         if checkpoint.model.spec.num_classes == 0:
             raise CheckpointError(

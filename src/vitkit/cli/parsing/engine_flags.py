@@ -1,4 +1,4 @@
-"""The flags of an engine: `--engine`, `--precision`, `--calibrate` and `--merge`."""
+"""The flags of an engine: `--engine`, `--precision` and `--calibrate`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ class EngineFlags(NamedTuple):
 
     engine: str
     precision: str
-    merge: int
     calibrate: str | None
     data_root: str | None
 

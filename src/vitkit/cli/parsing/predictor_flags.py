@@ -20,7 +20,7 @@ class PredictorFlags:
     """The flags, by their names.
 
     Attributes:
-        choice: engine, precision, merging and calibration of a checkpoint.
+        choice: engine, precision and calibration of a checkpoint.
         device: of a checkpoint.
         batch_size: images per batch.
         allow_partial: accept a checkpoint with unknown or missing tensors.
@@ -64,7 +64,7 @@ class PredictorFlags:
     def _refuse_engine(self, path: str) -> None:
         """Refuse flags that have no effect on an exported model."""
         choice = self.choice
-        plain = EngineFlags("auto", "float32", 0, None, choice.data_root)
+        plain = EngineFlags("auto", "float32", None, choice.data_root)
         if choice != plain or self.device not in ("auto", "cpu"):
             raise engine_refused(path)
         if self.allow_partial:

@@ -90,7 +90,6 @@ def choose_engine(
         image_size=image_size or model.spec.image_size,
         device=device,
         calibration=calibration,
-        merge=options.merge,
     )
     pairs = _candidates(options, samples)
     if len(pairs) == 1 and pairs[0][0] == "torch":

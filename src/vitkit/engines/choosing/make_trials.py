@@ -83,7 +83,7 @@ def samples_for(request: EngineRequest) -> Float[Tensor, "B C H W"]:
 
 def expected_logits(request: EngineRequest, images: Tensor) -> Float[Tensor, "N K"]:
     """Return torch's logits on the processor, where trials run."""
-    model = on_device(request.for_torch(), torch.device("cpu"))
+    model = on_device(request.model, torch.device("cpu"))
     with torch.inference_mode():
         return torch.cat([model(part).float() for part in images.split(TRIAL_BATCH)])
 
@@ -102,7 +102,6 @@ def _try(request: EngineRequest, folder: Path, inputs: Path, pair: Pair, images:
         name,
         precision,
         str(request.threads),
-        str(request.merge),
     )
     result = run_child(FUNCTION, *arguments, seconds=seconds)
     if result.reason:

@@ -24,7 +24,6 @@ class EngineOptions:
         engine: `torch`, `compile`, `openvino`, `onnxruntime`; `auto` chooses by trials, see
             `choose_engine`.
         precision: `float32`, `bfloat16`, `int8`; `auto` takes the fastest whose logits agree.
-        merge: patch tokens that each block merges, see `merge_tokens`; 0 for none.
         calibrate: images with classes for int8, and for agreement; their train split, else val.
         data_root: the folder of named datasets.
         images: number of images that it will run, by which `auto` chooses; default their number
@@ -35,7 +34,6 @@ class EngineOptions:
 
     engine: str = "auto"
     precision: str = "float32"
-    merge: int = 0
     calibrate: Calibration | None = None
     data_root: str | Path | None = None
     images: int | None = None

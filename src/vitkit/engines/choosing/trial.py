@@ -79,9 +79,7 @@ def write_inputs(folder: Path, images: Tensor, logits: Tensor, calibration: Tens
     save_file(tensors, folder / TENSORS_FILE)
 
 
-def run_trial(
-    inputs: str, kept: str, name: str, precision: str, threads: str, merge: str
-) -> dict[str, Any]:
+def run_trial(inputs: str, kept: str, name: str, precision: str, threads: str) -> dict[str, Any]:
     """Try an engine and return the values of a `Trial`; runs in a child process.
 
     Args:
@@ -90,7 +88,6 @@ def run_trial(
         name: of the engine.
         precision: to compute in.
         threads: number of threads.
-        merge: patch tokens that each block merges.
     """
     torch.set_num_threads(int(threads))
     model = load(Path(inputs) / MODEL_FILE).model
@@ -106,7 +103,6 @@ def run_trial(
             threads=int(threads),
             folder=Path(kept),
             image_size=(images.shape[2], images.shape[3]),
-            merge=int(merge),
             calibration=tensors.get("calibration"),
         )
         engine = build()  # includes the conversion, done once per model

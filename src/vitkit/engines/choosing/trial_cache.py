@@ -73,7 +73,7 @@ def model_folder(request: EngineRequest) -> Path:
     """Return the folder of a model's trials and converted files, which may not exist yet.
 
     Its name is a digest of the weights, the spec, the image size, the images that int8 is
-    calibrated with, the merged tokens, and the versions.
+    calibrated with, and the versions.
     """
     model = request.model
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
@@ -83,7 +83,6 @@ def model_folder(request: EngineRequest) -> Path:
         model.spec.to_json(),
         request.image_size,
         images,
-        request.merge,
     )
     return cache_folder() / "engines" / _digest(*facts, versions())
 

@@ -19,7 +19,7 @@ def engine_refused(path: str | PathLike[str]) -> SettingError:
     """Return the error for engine flags, which do not apply to an exported model."""
     return SettingError(
         f"{fspath(path)} is an exported model, which has its runtime and precision and runs on the "
-        "CPU; leave out --engine, --precision, --merge, --calibrate and --device"
+        "CPU; leave out --engine, --precision, --calibrate and --device"
     )
 
 

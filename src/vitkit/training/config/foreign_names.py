@@ -204,6 +204,7 @@ OTHERS = {
     "log_every": "log_interval",
     "lr_scheduler": "sched",
     "max_epochs": "epochs",
+    "merge": "token merging is in examples/research/token_merging.py now.",
     "mixed_precision": "amp",
     "mixup_alpha": "mixup",
     "ngpus": "devices",

@@ -1,9 +1,12 @@
-"""Token merging against a restatement in loops, and against models whose patches are equal."""
+"""Token merging (examples/research) against loops, and models whose patches are equal."""
 
 from __future__ import annotations
 
 import math
+import runpy
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,10 +15,11 @@ from noise import fill_with_noise
 
 import vitkit
 from vitkit.engines.telemetry import quiet_imports
-from vitkit.engines.token_merging import merge_tokens, merged_compute_share, tokens_per_layer
 from vitkit.errors import SettingError
-from vitkit.models.attention import use_attention
 
+SCRIPT = Path(__file__).parents[1] / "examples/research/token_merging.py"
+merging = SimpleNamespace(**runpy.run_path(str(SCRIPT)))
+pytestmark = pytest.mark.soak
 SMALL = {"image_size": 32, "patch_size": 8, "width": 16, "depth": 3, "num_heads": 2,
          "mlp_width": 24, "num_classes": 5}  # fmt: skip
 
@@ -98,43 +102,42 @@ def test_logits_are_those_of_the_algorithm_in_loops(pooling):
         patches = zip(sizes[2:], z[2:], strict=True)
         y = z[0] if pooling == "cls" else sum(size * token for size, token in patches) / 16
         expected.append(linear(y, weights, "head"))
-    logits = merge_tokens(model, 3)(images).detach().numpy()
+    logits = merging.merge_tokens(model, 3)(images).detach().numpy()
     np.testing.assert_allclose(logits, expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("block", ["pre_norm", "post_norm", "res_post_norm"])
-def test_nothing_changes_without_merging(block):
-    model = small(block=block, layer_scale=0.5, image_size=(8, 16))
+def test_nothing_changes_without_merging():
+    model = small(layer_scale=0.5, image_size=(8, 16))
     images = random_images(2)
-    assert torch.equal(merge_tokens(model, 0)(images), model(images))
-    # a single patch has no partner, so the blocks run as with merging, and merge nothing
+    assert torch.equal(merging.merge_tokens(model, 0)(images), model(images))
+    # a single patch has no partner
     single = images[:, :, :8, :8]
-    torch.testing.assert_close(merge_tokens(model, 1)(single), model(single))
+    torch.testing.assert_close(merging.merge_tokens(model, 1)(single), model(single))
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "mean_all", "cls_mean", "map"])
-@pytest.mark.parametrize("kernel", ["fused", "plain"])
-def test_merging_equal_patches_changes_no_logits(pooling, kernel):
+def test_merging_equal_patches_changes_no_logits(pooling):
     model = small(positions="none", pooling=pooling, num_registers=2)
-    use_attention(model, kernel)
     images = torch.zeros(2, 3, 32, 32)
     images[0, :, :8, :8] = 2.0  # one patch of another kind
     images[1, :, 16:24, 8:24] = -2.0  # two: in each block, 3 pairs of A and B are of equal ones
     expected = model(images)
     assert not torch.allclose(expected[0], expected[1], atol=0.1)
-    torch.testing.assert_close(merge_tokens(model, 3)(images), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        merging.merge_tokens(model, 3)(images), expected, atol=1e-4, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize(("r", "expected"), [(3, [15, 12, 9]), (5, [13, 8, 5]), (8, [10, 6, 4])])
 def test_tokens_of_each_layer_are_as_computed(r, expected):
     model = small(distillation_token=True)
-    merged = merge_tokens(model, r)
+    merged = merging.merge_tokens(model, r)
     counts = []
     for block in merged.blocks:
         block.register_forward_hook(lambda *_: pytest.fail("a block ran without merging"))
         block.mlp.register_forward_hook(lambda _, inputs, __: counts.append(inputs[0].shape[1]))
     features = merged.forward_features(random_images(2))
-    assert counts == tokens_per_layer(model.spec, r) == expected
+    assert counts == merging.tokens_per_layer(model.spec, r) == expected
     assert features.patches.shape == (2, 16, 16)
     assert len(features.patches[0].unique(dim=0)) == expected[-1] - 2
 
@@ -145,43 +148,43 @@ def test_fewer_multiply_adds_are_expected():
     merged = [4 * 256 * t + 2 * t * t * 16 + 2 * 16 * 24 * m for t, m in ((17, 9), (9, 5))]
     others = 16 * 192 * 16 + 16 * 5
     least = (sum(merged) + others) / (sum(blocks) + others)
-    assert least < merged_compute_share(small(depth=2), 8) < least + 0.1
+    assert least < merging.compute_share(small(depth=2), 8) < least + 0.1
 
 
 def test_weights_are_shared_and_modules_are_not():
     model = small()
-    merged = merge_tokens(model, 2)
+    merged = merging.merge_tokens(model, 2)
     assert merged.head.weight is model.head.weight
     assert list(merged.state_dict()) == list(model.state_dict())
-    use_attention(merged, "plain")
     merged.train()
     assert not model.blocks[0].training
-    assert model.blocks[0].attn.attend is not merged.blocks[0].attn.attend
     merged(random_images(2)).sum().backward()
     assert model.patch_embed.proj.weight.grad.abs().sum() > 0
 
 
 def test_impossible_requests_are_refused():
-    with pytest.raises(
-        SettingError, match=r"merge = 2: the model has rotary positions .*leave merging out"
-    ):
-        merge_tokens(small(positions="rope", head_width=8), 2)
-    for wrong in (-1, True):
-        with pytest.raises(SettingError, match=r"merge = .*must be a whole number, 0 or more"):
-            merge_tokens(small(), wrong)
-    with pytest.raises(
-        SettingError, match="merge = 9: must be at most 8, half of the model's 16 p"
-    ):
-        merge_tokens(small(), 9)
-    merged = merge_tokens(small(), 2)
-    with pytest.raises(SettingError, match="merge = 2: a Record cannot be kept"):
+    for wrong in (-1, True, 9):
+        with pytest.raises(SettingError, match=r"merge = .* whole number from 0 to 8, half of the"):
+            merging.merge_tokens(small(), wrong)
+    for fields, word in (({"positions": "rope"}, "rotary"), ({"block": "post_norm"}, "post_norm")):
+        with pytest.raises(SettingError, match=word):
+            merging.merge_tokens(small(**fields), 2)
+    merged = merging.merge_tokens(small(), 2)
+    with pytest.raises(SettingError, match="no Record can be kept"):
         merged(random_images(1), vitkit.Record(tokens=[0]))
-    with pytest.raises(SettingError, match="merge = 2: tokens of inner blocks"):
+    with pytest.raises(SettingError, match="no inner layer"):
         merged.get_intermediate_layers(random_images(1))
-    record = vitkit.Record(attention=[0])
-    merge_tokens(small(), 0)(random_images(1), record)
-    assert record.attention[0].shape == (1, 2, 17, 17)
-    assert len(merge_tokens(small(), 0).get_intermediate_layers(random_images(1), 2)) == 2
+
+
+def test_the_script_compares_predictions_with_and_without(tmp_path, monkeypatch, capsys):
+    model = small(image_size=8, patch_size=2, in_channels=1, num_classes=10)
+    preprocess = vitkit.Preprocess(image_size=8, mean=(0.5,), std=(0.5,))
+    classes = tuple("0123456789")
+    path = vitkit.save(tmp_path / "m.safetensors", model, preprocess=preprocess, classes=classes)
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), str(path), "digits", "--merge", "1"])
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["top-1", "same", "multiply-adds:"]
 
 
 def exported(merged: torch.nn.Module) -> torch.export.ExportedProgram:
@@ -195,7 +198,7 @@ def test_programs_give_the_same_logits_for_any_batch(monkeypatch):
     monkeypatch.setitem(sys.modules, "openvino_telemetry", None)
     quiet_imports()
     openvino = pytest.importorskip("openvino")
-    merged = merge_tokens(small(pooling="cls_mean", depth=2), 3)
+    merged = merging.merge_tokens(small(pooling="cls_mean", depth=2), 3)
     program = exported(merged)
     settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
     compiled = openvino.Core().compile_model(openvino.convert_model(program), "CPU", settings)
@@ -208,13 +211,12 @@ def test_programs_give_the_same_logits_for_any_batch(monkeypatch):
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore")  # of the exporter, about its own insides
 def test_an_onnx_graph_gives_the_same_logits(tmp_path):
     quiet_imports()
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    merged = merge_tokens(small(), 3)
+    merged = merging.merge_tokens(small(), 3)
     images = random_images(5)
     torch.onnx.export(exported(merged), (), tmp_path / "model.onnx", dynamo=True, verbose=False)
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
