@@ -237,7 +237,7 @@ def refuse_transformer_keywords(keywords: Mapping[str, Any]) -> None:
         raise TypeError(f"Transformer has no argument {keyword!r}{hint}")
 
 
-def refuse_moved_keywords(keywords: Mapping[str, Any]) -> None:
+def refuse_moved_keywords(keywords: Iterable[str]) -> None:
     """Raise `TypeError` for what was passed to a function beyond its arguments, if anything.
 
     The message says where a keyword of `MOVED` is now.

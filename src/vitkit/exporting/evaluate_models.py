@@ -21,7 +21,6 @@ from vitkit.evaluation.user_metrics import Metric
 from vitkit.exporting.files.endings import engine_refused, is_artefact, refuse_needless_trust
 from vitkit.exporting.files.open_artefact import Artefact, open_artefact
 from vitkit.exporting.model_parts import SessionForward, pixel_batch
-from vitkit.other_names import refuse_moved_keywords
 from vitkit.weights.checkpoint import Checkpoint
 
 
@@ -72,9 +71,8 @@ def evaluate(
         CheckpointError, DataError, DeviceError, ImageError, MissingExtraError, SettingError,
             UserCodeError: the message names the wrong value, image or metric.
     """
-    refuse_moved_keywords(moved)
     own = {"precision": precision, "calibrate": calibrate, "data_root": data_root}
-    options = EngineOptions.of(engine, **own)
+    options = EngineOptions.of(engine, **own, **moved)
     choice = EvaluationChoice(split, data_root, cache, batch_size, workers, metrics, relabel)
     refuse_needless_trust(checkpoint, trust_code=trust_code)
     if not isinstance(checkpoint, str | PathLike) or not is_artefact(checkpoint):

@@ -11,7 +11,6 @@ from jaxtyping import Float
 from vitkit.data.sources.open import DataSource
 from vitkit.engines.choosing.checkpoint_engine import engine_of
 from vitkit.engines.choosing.options import EngineOptions
-from vitkit.other_names import refuse_moved_keywords
 from vitkit.prediction.find import Images, as_list, count_images
 from vitkit.prediction.predictor import Predictor
 from vitkit.weights.checkpoint import Checkpoint
@@ -69,8 +68,7 @@ def embed(
         ImageError, DataError, CheckpointError, DeviceError, SettingError: the message names the
             wrong value.
     """
-    refuse_moved_keywords(moved)
-    options = EngineOptions.of(engine, precision=precision, calibrate=calibrate)
+    options = EngineOptions.of(engine, precision=precision, calibrate=calibrate, **moved)
     images = as_list(images)
     if options.images is None:
         options = replace(options, images=count_images(images))

@@ -23,7 +23,6 @@ from vitkit.errors import CheckpointError, ImageError, SettingError, UserCodeErr
 from vitkit.evaluation.finite_outputs import finite_rows, refuse_not_finite
 from vitkit.exporting.model_parts import model_parts
 from vitkit.messages import plural
-from vitkit.other_names import refuse_moved_keywords
 from vitkit.plots.html import html_bars
 from vitkit.prediction.find import Images, as_list
 from vitkit.prediction.image_list import batches_of
@@ -143,8 +142,7 @@ class Predictor:
             MissingExtraError: an engine that is not installed.
             DataError: images to calibrate with that cannot be opened, or too few of them.
         """
-        refuse_moved_keywords(moved)
-        options = EngineOptions.of(engine, precision=precision, calibrate=calibrate)
+        options = EngineOptions.of(engine, precision=precision, calibrate=calibrate, **moved)
         checkpoint = as_checkpoint(checkpoint)
         if checkpoint.model.spec.num_classes == 0:
             raise CheckpointError(

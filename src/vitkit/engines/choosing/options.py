@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from vitkit.data.sources.open import DataSource
 from vitkit.engines.registry import check_engine, refuse_uncalibrated
 from vitkit.errors import SettingError
+from vitkit.other_names import refuse_moved_keywords
 
 Calibration: TypeAlias = DataSource
 """Images with classes, as for `train`."""
@@ -45,11 +46,13 @@ class EngineOptions:
 
         Args:
             engine: its name, or all options, which take the place of the settings.
-            **settings: further fields.
+            **settings: `precision`, `calibrate` or `data_root`.
 
         Raises:
             SettingError: values that do not exist, or not together.
+            TypeError: another setting; one that has left the package is answered with its place.
         """
+        refuse_moved_keywords(settings.keys() - {"precision", "calibrate", "data_root"})
         if isinstance(engine, EngineOptions):
             options, plain = engine, cls()
             for name, value in settings.items():
