@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from vitkit.errors import VitkitError as VitkitError
     from vitkit.evaluation.comparison import Comparison as Comparison
     from vitkit.evaluation.result import Evaluation as Evaluation
-    from vitkit.explaining.animation import Animation as Animation
     from vitkit.explaining.explanation import Explanation as Explanation
-    from vitkit.explaining.figures import plot_explanations as plot_explanations
+    from vitkit.explaining.files import Animation as Animation
+    from vitkit.explaining.files import plot_explanations as plot_explanations
     from vitkit.explaining.model.artefacts import Artefacts as Artefacts
     from vitkit.explaining.model.artefacts import find_artefacts as find_artefacts
     from vitkit.explaining.model.explanation import ModelExplanation as ModelExplanation
@@ -129,9 +129,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "vitkit.evaluation.comparison": ("Comparison",),
     "vitkit.evaluation.result": ("Evaluation",),
-    "vitkit.explaining.animation": ("Animation",),
     "vitkit.explaining.explanation": ("Explanation",),
-    "vitkit.explaining.figures": ("plot_explanations",),
+    "vitkit.explaining.files": ("Animation", "plot_explanations"),
     "vitkit.explaining.model.artefacts": (
         "Artefacts",
         "find_artefacts",

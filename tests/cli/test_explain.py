@@ -78,10 +78,9 @@ def test_all_methods_make_a_folder_of_each_image_that_opens_and_one_page(
     assert "attention" in drawn
     page = Page(Path("explanations/index.html"))
     assert "script" not in page.tags
-    assert "link" not in page.tags
     assert len(page.images) == 2 * (len(drawn) + 1)
     assert all(image["alt"] for image in page.images)
-    for link in page.links:
+    for link in set(page.links) - {"data:,", "#content"}:
         assert not re.match(r"\w+:|//", link), "nothing comes from elsewhere"
         assert Path("explanations", unquote(link)).is_file()
     text = Path("explanations/index.html").read_text(encoding="utf-8")
@@ -111,9 +110,10 @@ def test_the_page_shows_all_images_of_its_folder_each_once(photos, checkpoint, c
     assert last == "1 image in explanations/index.html, which also shows 1 earlier one"
     text = Path("explanations/index.html").read_text(encoding="utf-8")
     shown = re.findall(r"<h(\d)>(?:What )?([^<]*?)(?: looks at)?</h", text)
-    of_other = [("2", html.escape(f"photos/{name}.png")) for name in names if name != "cat"]
+    shown = [(level, html.unescape(words)) for level, words in shown]
+    of_other = [("2", f"photos/{name}.png") for name in names if name != "cat"]
     assert shown == [
-        ("1", html.escape(checkpoint)), ("2", "photos/cat.png"), ("1", html.escape(other)),
+        ("1", checkpoint), ("2", "photos/cat.png"), ("1", other),
         *of_other, ("2", "Methods and scores"),
     ]  # fmt: skip
     # an image whose files were deleted is gone from the page too

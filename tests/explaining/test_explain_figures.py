@@ -15,8 +15,7 @@ from plots.figures import svg_text
 
 import vitkit
 from vitkit.errors import OutputError, SettingError, ShapeError
-from vitkit.explaining.figures import attention_of_heads
-from vitkit.explaining.methods.attention import attention
+from vitkit.explaining.methods.attention import attention, attention_of_heads
 from vitkit.plots.overlay import ColourScale
 
 WHOLE = (0.0, 0.0, 40.0, 60.0)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import tyro
 from tyro.conf import Positional
 
-from vitkit.cli.explaining.checkpoint import load_on_device, model_of_passes
-from vitkit.cli.explaining.model import draw_what_was_learned, refuse_without_effect
-from vitkit.cli.explaining.options import ALL, named_as_options, options_of, read_options
-from vitkit.cli.explaining.outputs import check_files, check_one_file, explanation_files, is_file
 from vitkit.cli.parsing.fields import as_flags
 from vitkit.cli.parsing.images import (
     StreamedImages,
@@ -23,20 +22,36 @@ from vitkit.cli.parsing.images import (
     refuse_images_first,
 )
 from vitkit.cli.printing.next_steps import flags, print_results
-from vitkit.errors import SettingError
+from vitkit.cli.printing.predictions import print_now
+from vitkit.data.images.file_types import IMAGE_ENDINGS
+from vitkit.errors import ImageError, SettingError, UserError
+from vitkit.explaining.choice import choose_method, method_options
 from vitkit.explaining.methods import METHODS
-from vitkit.messages import plural
+from vitkit.messages import escape, flag_name, percent, plural
 
 if TYPE_CHECKING:
-    from vitkit.cli.explaining.images import ExplainedImages, Reports
+    from vitkit.cli.explaining.registers import Registers
+    from vitkit.explaining.explanation import Explanation
     from vitkit.explaining.files import ExplanationFiles
+    from vitkit.explaining.truth_of_images import TruthOfImages
+    from vitkit.models.vit import ViT
     from vitkit.prediction.image_list import ImageList
+    from vitkit.prediction.images import FoundImage
+    from vitkit.weights.checkpoint import Checkpoint
 
     MethodName: TypeAlias = str
 else:
     # the registry's names, which the help and the check of a value read
     MethodName = Literal[(*METHODS, "all")]
 
+ALL = "all"
+"""The word for every method of the registry."""
+FILES = (".png", ".svg", ".gif")
+"""Endings of a file that one explanation can be written to."""
+EXTRAS = ("sheet", "animate", "truth", "test_time_registers")
+"""Flags that write further files."""
+OF_IMAGES = ("method", "class_name", "layer", "head", "option", "format", "engine", "precision")
+"""Further flags that have no effect with --model."""
 DEFAULT_OUTPUT = "explanations"
 EXAMPLES = (
     "vitkit explain runs/photos-vit-1 cat.jpg  # which patches speak for the class",
@@ -49,30 +64,8 @@ EXAMPLES = (
 )
 
 
-def explain_command(
-    checkpoint: Positional[str],
-    images: Positional[tuple[str, ...]] = (),
-    *,
-    model: bool = False,
-    method: MethodName | None = None,
-    class_name: Annotated[str | None, tyro.conf.arg(aliases=("--class",))] = None,
-    layer: int | None = None,
-    head: int | None = None,
-    option: tuple[str, ...] = (),
-    sheet: bool = False,
-    animate: bool = False,
-    truth: bool = False,
-    test_time_registers: bool = False,
-    output: str = DEFAULT_OUTPUT,
-    format: Literal["png", "svg"] = "png",
-    split: str | None = None,
-    data_root: str | None = None,
-    overwrite: bool = False,
-    device: str = "auto",
-    engine: Literal["auto", "torch"] = "torch",
-    precision: Literal["float32", "bfloat16"] = "float32",
-    strict: bool = False,
-) -> None:
+@dataclass(frozen=True)
+class ExplainCommand:
     """Show what a model looks at: each image beside its heat map, as a PNG or SVG file.
 
     With --method all, each image gets a folder with the maps of every method, and index.html shows
@@ -104,38 +97,28 @@ def explain_command(
         precision: of those forward passes.
         strict: stop at the first image that cannot be used.
     """
-    given = _Given(**locals())
-    if model:
-        _explain_model(given)
-    else:
-        _explain_images(given)
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Given:
-    """The arguments of `explain_command`."""
-
-    checkpoint: str
-    images: tuple[str, ...]
-    model: bool
-    method: str | None
-    class_name: str | None
-    layer: int | None
-    head: int | None
-    option: tuple[str, ...]
-    sheet: bool
-    animate: bool
-    truth: bool
-    test_time_registers: bool
-    output: str
-    format: str
-    split: str | None
-    data_root: str | None
-    overwrite: bool
-    device: str
-    engine: str
-    precision: str
-    strict: bool
+    checkpoint: Positional[str]
+    images: Positional[tuple[str, ...]] = ()
+    model: bool = False
+    method: MethodName | None = None
+    class_name: Annotated[str | None, tyro.conf.arg(aliases=("--class",))] = None
+    layer: int | None = None
+    head: int | None = None
+    option: tuple[str, ...] = ()
+    sheet: bool = False
+    animate: bool = False
+    truth: bool = False
+    test_time_registers: bool = False
+    output: str = DEFAULT_OUTPUT
+    format: Literal["png", "svg"] = "png"
+    split: str | None = None
+    data_root: str | None = None
+    overwrite: bool = False
+    device: str = "auto"
+    engine: Literal["auto", "torch"] = "torch"
+    precision: Literal["float32", "bfloat16"] = "float32"
+    strict: bool = False
 
     def find(self, expected: str) -> ImageList:
         """Find the images; `expected` stands for them in a message."""
@@ -144,110 +127,309 @@ class _Given:
             self.images, split=self.split, data_root=self.data_root, strict=self.strict
         )
 
-    @property
-    def extras(self) -> dict[str, bool]:
-        """Flags that write further files -> whether each was given."""
-        return {
-            "sheet": self.sheet,
-            "animate": self.animate,
-            "truth": self.truth,
-            "test-time-registers": self.test_time_registers,
-        }
 
-
-def _explain_model(given: _Given) -> None:
-    others: dict[str, object] = {"class": given.class_name, "layer": given.layer}
-    others |= {"head": given.head, "method": given.method, "option": given.option}
-    others |= {"engine": given.engine != "torch", "precision": given.precision != "float32"}
-    refuse_without_effect({**others, "format": given.format != "png", **given.extras})
-    found = given.find("--model IMAGES") if given.images else None
-    draw_what_was_learned(
-        given.checkpoint, found, given.output, given.overwrite, given.device, given.strict
-    )
-
-
-def _explain_images(given: _Given) -> None:
-    checkpoint, method, output = given.checkpoint, given.method, given.output
-    extra = read_options(given.option)
-    with named_as_options(extra):
-        options = options_of(method, {"layer": given.layer, "head": given.head, **extra})
-        if not given.images:
-            raise SettingError(
-                "IMAGES is missing; expected: vitkit explain CHECKPOINT IMAGES ... [flags]"
-            )
-        found = given.find("IMAGES")
-        if is_file(output):
-            check_one_file(output, method, given.format, found.total, given.extras)
-        files = _files(output, method, options, f".{given.format}", given.sheet, given.animate)
-        inputs = files_of_checkpoint(checkpoint)
-        check_files(files, found, inputs, overwrite=given.overwrite)
-        reports = _reports(output, [*found.files(), *inputs], given.extras, given.overwrite)
-        images = StreamedImages(found, strict=given.strict, outputs={})
-        explained = _explained(checkpoint, images, files, reports, given)
-        explained.write([*METHODS] if method == ALL else [method], options)
-    _print_end(checkpoint, explained, given.class_name)
-
-
-def _files(
-    output: str,
-    method: str | None,
-    options: Mapping[str, object],
-    ending: str,
-    sheet: bool,
-    animate: bool,
-) -> ExplanationFiles:
-    # imported here: --help and wrong paths do not wait for torch
-    from vitkit.explaining.files import Figures
-
-    return explanation_files(output, method, options, Figures(ending, sheet, animate))
-
-
-def _reports(
-    output: str, inputs: list[Path], wanted: Mapping[str, bool], overwrite: bool
-) -> Reports:
-    """Return the report files over all images, checked; None for those not requested."""
-    from vitkit.cli.explaining.images import Reports
-    from vitkit.cli.explaining.registers import registers_file
-    from vitkit.explaining.truth_of_images import truth_file
-
-    folder, truth, registers = Path(output), None, None
-    if wanted["truth"]:
-        truth = truth_file(folder, inputs, overwrite=overwrite)
-    if wanted["test-time-registers"]:
-        registers = registers_file(folder, inputs, overwrite=overwrite)
-    return Reports(truth, registers)
-
-
-def _explained(
-    checkpoint: str,
-    images: StreamedImages,
-    files: ExplanationFiles,
-    reports: Reports,
-    given: _Given,
-) -> ExplainedImages:
-    from vitkit.cli.explaining.images import ExplainedImages
-
-    loaded = load_on_device(checkpoint, given.class_name, given.device)
-    passes = model_of_passes(loaded, given.engine, given.precision)
-    return ExplainedImages(loaded, images, files, reports, given.class_name, passes)
-
-
-def _print_end(checkpoint: str, explained: ExplainedImages, class_name: str | None) -> None:
-    """Write the page, and print where the files are and what comes next."""
-    images, files = explained.images, explained.files
-    place = files.finish(f"What {checkpoint} looks at")
-    noun = "image" if place.suffix == ".html" else "explanation"
-    then = []
-    if noun == "explanation" and os.path.isfile(explained.example):
-        folder = DEFAULT_OUTPUT if place != files.folder else place
-        every = flags(method=ALL, class_name=class_name, output=f"{folder}-{ALL}")
-        then = [("explain", checkpoint, explained.example, *every)]
-    also = f", which also shows {plural(files.earlier, 'earlier one')}" if files.earlier else ""
-    print_results(f"{plural(images.count - images.broken, noun)} in {place}{also}", then=then)
-    images.refuse_broken()
+explain_command = ExplainCommand
+"""What the help and the completion describe."""
 
 
 def run(arguments: list[str]) -> None:
     """Parse the arguments and explain."""
     with as_flags("layer", "head", "class_name", "split"):
-        tyro.cli(explain_command, args=arguments, prog="vitkit explain")
+        given = tyro.cli(ExplainCommand, args=arguments, prog="vitkit explain")
+        if given.model:
+            _explain_model(given)
+        else:
+            _explain_images(given)
+
+
+def _explain_model(given: ExplainCommand) -> None:
+    """Draw what the model has learned."""
+    for field in fields(given):
+        is_set = getattr(given, field.name) != field.default
+        if is_set and field.name in (*OF_IMAGES, *EXTRAS):
+            name = flag_name(field.name)
+            raise SettingError(f"{name} has no effect with --model; leave one of them out")
+    found = given.find("--model IMAGES") if given.images else None
+    # imported here: wrong paths do not wait for torch
+    from vitkit.explaining.model.explanation import check_model_files, output_files
+    from vitkit.prediction.model_measurement import CheckpointMeasurement
+
+    inputs, output = files_of_checkpoint(given.checkpoint), given.output
+    files = output_files(Path(output))
+    check_model_files(files, overwrite=given.overwrite, inputs=inputs, flag="--output")
+    measurement = CheckpointMeasurement(given.checkpoint, device=given.device)
+    usable, then = None, []
+    if found is None:
+        then = [("explain", given.checkpoint, "IMAGES", "--model", *flags(output=output))]
+    else:
+        usable = StreamedImages(found, strict=given.strict, outputs={})
+        for _ in usable.with_outputs(measurement.add(usable)):
+            pass  # the numbers are sums, which grow with each image
+    explanation = measurement.result()
+    files = explanation.save(output, overwrite=given.overwrite)
+    place = f"{plural(len(files), 'file')} in {output}, {files[0].name} first"
+    print_results(*explanation.lines(), place, then=then)
+    if usable is not None:
+        usable.refuse_broken()
+
+
+def _explain_images(given: ExplainCommand) -> None:
+    """Write the explanations of images, and print a line for each."""
+    extra = _read_options(given.option)
+    with _named_as_options(extra):
+        options = _options_of(given.method, {"layer": given.layer, "head": given.head, **extra})
+        if not given.images:
+            raise SettingError(
+                "IMAGES is missing; expected: vitkit explain CHECKPOINT IMAGES ... [flags]"
+            )
+        found = given.find("IMAGES")
+        if _is_file(given.output):
+            _check_one_file(given, found.total)
+        inputs = [*files_of_checkpoint(given.checkpoint), *found.files()]
+        files = _files(given, options, found, inputs)
+        reports = _reports(given, inputs)
+        images = StreamedImages(found, strict=given.strict, outputs={})
+        checkpoint, passes = _load(given)
+        explained = _Explained(checkpoint, images, files, given.class_name, passes)
+        explained.write([*METHODS] if given.method == ALL else [given.method], options, reports)
+    _print_end(given, explained)
+
+
+def _read_options(words: Iterable[str]) -> dict[str, object]:
+    """Return the options written `NAME=VALUE`; values are numbers where they can be."""
+    pairs: dict[str, object] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if not name or not value:
+            raise SettingError(f"--option {word}: expected NAME=VALUE, such as steps=20")
+        pairs[name.replace("-", "_")] = _number(value)
+    return pairs
+
+
+def _number(value: str) -> object:
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value
+
+
+def _options_of(method: str | None, options: Mapping[str, object]) -> dict[str, object]:
+    """Return the options that were set; refuse one that no chosen method has."""
+    if method != ALL:
+        return method_options(choose_method(method, options)[0], options)
+    known = sorted({option for other in METHODS.values() for option in other.options})
+    chosen = {name: value for name, value in options.items() if value is not None}
+    for name, value in chosen.items():
+        if name not in known:
+            expected = f"no method has this option; options are {', '.join(known)}"
+            raise SettingError.about(name, value, expected)
+    return chosen
+
+
+@contextmanager
+def _named_as_options(names: Collection[str]) -> Iterator[None]:
+    """Name a value that the block refuses as it was written: `--option steps=0: must be ...`."""
+    try:
+        yield
+    except UserError as error:
+        wrong = error.wrong
+        if wrong is None or wrong.field not in names:
+            raise
+        raise type(error)(f"--option {wrong.field}={wrong.value}: {wrong.expected}") from None
+
+
+def _is_file(output: str) -> bool:
+    """Return True if --output names a file, not a folder; refuse one of another kind."""
+    path = Path(output)
+    ending = path.suffix.lower()
+    if path.is_dir() or ending not in (*FILES, *IMAGE_ENDINGS, ".pdf"):
+        return False
+    if ending not in FILES:
+        raise SettingError(
+            f"--output {output}: expected a folder, or one file that ends in {', '.join(FILES)}"
+        )
+    return True
+
+
+def _check_one_file(given: ExplainCommand, count: int | None) -> None:
+    """Refuse one file where several are written; the number of images may be unknown."""
+    output = given.output
+    reasons = [f"{flag_name(name)} writes another" for name in EXTRAS if getattr(given, name)]
+    if count is None:
+        reasons.insert(0, "the paths of - may be several")
+    elif count != 1:
+        reasons.insert(0, f"{plural(count, 'image')} need several")
+    if given.method == ALL:
+        reasons.insert(0, "--method all writes several")
+    if reasons:
+        raise SettingError(f"--output {output} is one file, and {reasons[0]}; name a folder")
+    if given.format == "svg" and not output.lower().endswith(".svg"):
+        raise SettingError(
+            f"--output {output} does not end in .svg; leave --format svg out, or change the ending"
+        )
+
+
+def _files(
+    given: ExplainCommand, options: Mapping[str, object], images: ImageList, inputs: list[Path]
+) -> ExplanationFiles:
+    """Return the files to write, checked; of a stream the images are not known yet."""
+    # imported here: --help and wrong paths do not wait for torch
+    from vitkit.explaining.files import EveryMethod, ExplanationFiles, ImageName
+
+    output, is_file = Path(given.output), _is_file(given.output)
+    ending = output.suffix.lower() if is_file else f".{given.format}"
+    figures: dict[str, Any] = {"ending": ending, "sheet": given.sheet, "animate": given.animate}
+    if given.method == ALL:
+        files: ExplanationFiles = EveryMethod(output, options, **figures)
+    else:
+        files = ExplanationFiles(output, given.method, options, is_file=is_file, **figures)
+    named = []
+    if images.total is not None:
+        named = [ImageName(image.name, image.place) for image in images]
+    files.check(named, inputs, overwrite=given.overwrite)
+    return files
+
+
+def _reports(given: ExplainCommand, inputs: list[Path]) -> dict[str, Path]:
+    """Return the requested report files over all images by their flags, checked."""
+    from vitkit.cli.explaining.registers import registers_file
+    from vitkit.explaining.truth_of_images import truth_file
+
+    paths, folder = {}, Path(given.output)
+    if given.truth:
+        paths["truth"] = truth_file(folder, inputs, overwrite=given.overwrite)
+    if given.test_time_registers:
+        paths["registers"] = registers_file(folder, inputs, overwrite=given.overwrite)
+    return paths
+
+
+def _load(given: ExplainCommand) -> tuple[Checkpoint, ViT | None]:
+    """Return the checkpoint on its device, and the model for forward passes if it is another."""
+    from vitkit.devices import on_device, resolve_device
+    from vitkit.engines.inference_folds import optimized
+    from vitkit.explaining.explain import find_class
+    from vitkit.weights.load import load
+
+    loaded = load(given.checkpoint)
+    if given.class_name is not None:
+        find_class(loaded, given.class_name)  # before the first image is read
+    # moved once, not for every image
+    loaded = replace(loaded, model=on_device(loaded.model, resolve_device(given.device)))
+    passes: ViT | None = None
+    if given.engine != "torch" or given.precision != "float32":
+        measure = given.engine == "auto"
+        passes = optimized(loaded.model, precision=given.precision, measure=measure)
+    return loaded, passes
+
+
+@dataclass
+class _Explained:
+    """Explanations of images, which are written and printed one by one."""
+
+    checkpoint: Checkpoint
+    images: StreamedImages
+    files: ExplanationFiles
+    class_name: str | None
+    passes: ViT | None
+    example: str = ""
+    truth: TruthOfImages | None = None
+    registers: Registers | None = None
+
+    def write(
+        self,
+        methods: Sequence[str | None],
+        options: Mapping[str, object],
+        reports: Mapping[str, Path],
+    ) -> None:
+        """Explain the images; write their files and the reports; print a line for each image."""
+        from vitkit.explaining.truth_of_images import TruthOfImages
+
+        has_head = self.checkpoint.model.spec.num_classes > 0
+        for method in methods:
+            for note in choose_method(method, options, has_head=has_head)[1]:
+                sys.stderr.write(f"vitkit: {note}\n")
+        images = iter(self.images)
+        if "truth" in reports:
+            self.truth = TruthOfImages(self.checkpoint, methods, options)
+        if "registers" in reports:
+            images = self._find_registers(images)
+        for image, (explanation, path) in self.images.with_outputs(self._explain(images)):
+            self.example = self.example or image.name
+            _print_line(image, explanation, path)
+            if len(methods) == 1 and explanation.truth is not None:  # of all, the page has it
+                _print(f"  {explanation.truth.line}")
+        for name, reason in self.files.refused.items():
+            sys.stderr.write(f"vitkit: {name} is left out: {reason}\n")
+        if self.truth is not None and self.truth.count:
+            self._measure_truth(self.truth)
+            self.truth.write(reports["truth"])
+        if self.registers is not None:
+            self.registers.write(reports["registers"])
+
+    def _measure_truth(self, truth: TruthOfImages) -> None:
+        with self.registers.active() if self.registers else nullcontext():
+            for line in truth.lines(self.files.refused):
+                _print(line)
+
+    def _find_registers(self, images: Iterator[FoundImage]) -> Iterator[FoundImage]:
+        """Look for register neurons in the first images; return all images."""
+        from vitkit.cli.explaining.registers import MOST_IMAGES, Registers
+
+        first = [*itertools.islice(images, MOST_IMAGES)]
+        self.registers = Registers(self.checkpoint, first)
+        _print(self.registers.line)
+        return itertools.chain(first, images)
+
+    def _explain(
+        self, images: Iterable[FoundImage]
+    ) -> Iterator[tuple[Explanation, Path] | ImageError]:
+        """Yield the explanation of each image and the place of its files, or the error instead."""
+        from vitkit.explaining.explain import ImageExplainer
+        from vitkit.explaining.files import ImageName
+
+        truth = None if self.truth is None else True
+        for image in images:
+            try:
+                pixels = image.read()
+            except ImageError as error:
+                yield error
+                continue
+            notes = self.registers.note(image.name, pixels) if self.registers else ()
+            with self.registers.active() if self.registers else nullcontext():
+                explainer = ImageExplainer(
+                    self.checkpoint, pixels, self.class_name, truth, notes, self.passes
+                )
+                name = ImageName(image.name, image.place)
+                saved = self.files.save(name, explainer, known=self.images.total is not None)
+                if self.truth is not None:
+                    self.truth.add(image.name, explainer)
+            yield saved
+
+
+def _print_line(image: FoundImage, explanation: Explanation, path: Path) -> None:
+    prediction = ""
+    if explanation.label:
+        prediction = f"{escape(explanation.label)} {percent(explanation.probability)} "
+    _print(f"{escape(image.name)}: {prediction}-> {escape(path)}")
+
+
+def _print(line: str) -> None:
+    """Print at once; all files are written even if the reader of stdout has exited."""
+    print_now(f"{line}\n", keeps_running=True)
+
+
+def _print_end(given: ExplainCommand, explained: _Explained) -> None:
+    """Write the page, and print where the files are and what comes next."""
+    images, files = explained.images, explained.files
+    place = files.finish(f"What {given.checkpoint} looks at")
+    noun = "image" if place.suffix == ".html" else "explanation"
+    then = []
+    if noun == "explanation" and os.path.isfile(explained.example):
+        folder = DEFAULT_OUTPUT if files.is_file else place
+        every = flags(method=ALL, class_name=given.class_name, output=f"{folder}-{ALL}")
+        then = [("explain", given.checkpoint, explained.example, *every)]
+    also = f", which also shows {plural(files.earlier, 'earlier one')}" if files.earlier else ""
+    print_results(f"{plural(images.count - images.broken, noun)} in {place}{also}", then=then)
+    images.refuse_broken()

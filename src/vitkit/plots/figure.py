@@ -6,13 +6,14 @@ Modules that draw import matplotlib, so they are imported in the functions that 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from typing import Any
 
 from matplotlib import rc_context, rcParamsDefault
 from matplotlib.figure import Figure
+from PIL import Image
 
 from vitkit.plots.fonts import covering_families
 
@@ -152,6 +153,32 @@ def encode_svg(figure: Figure, software: str = "vitkit", source: str | None = No
     """
     texts = {"Date": None, "Creator": software, "Source": source}
     return _encode(figure, format="svg", metadata=texts)
+
+
+def encode_gif(figures: Sequence[Figure], durations: Sequence[int], software: str) -> bytes:
+    """Encode figures as an animated GIF that begins again at its end.
+
+    All frames have the same colours, so that what stands still is stored once.
+
+    Args:
+        figures: one or more; smaller ones are padded with white on the right and below.
+        durations: of each, in milliseconds; players round to 10.
+        software: the file's comment, in ASCII.
+    """
+    pngs = [BytesIO(encode_png(figure, dpi=SCREEN_DPI)) for figure in figures]
+    images = [Image.open(png).convert("RGB") for png in pngs]
+    width, height = (max(sides) for sides in zip(*(image.size for image in images), strict=True))
+    strip = Image.new("RGB", (width, height * len(images)), "white")
+    for number, image in enumerate(images):
+        strip.paste(image, (0, number * height))
+    # this choice of 256 colours keeps white and the few pixels of a colour bar
+    strip = strip.quantize(method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    tops = range(0, strip.height, height)
+    first, *others = (strip.crop((0, top, width, top + height)) for top in tops)
+    frames: dict[str, Any] = {"save_all": True, "append_images": others, "loop": 0}
+    content = BytesIO()
+    first.save(content, "GIF", duration=list(durations), comment=software.encode(), **frames)
+    return content.getvalue()
 
 
 def _encode(figure: Figure, **settings: Any) -> bytes:

@@ -1,12 +1,17 @@
-"""HTML for notebooks: small tables that load nothing and are legible on light and dark pages."""
+"""HTML: small tables for notebooks, and whole pages; they load nothing, on light or dark ground."""
 
 from __future__ import annotations
 
+import hashlib
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from html import escape
+from typing import TYPE_CHECKING, Any
 
 from vitkit.messages import escape as printable
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 # colours of text and page are the notebook's own; grey lines show on both
 CELL = "text-align:left;padding:2px 8px;border-bottom:1px solid rgba(128,128,128,.35)"
@@ -72,3 +77,49 @@ def html_image(png: bytes, description: str, width: float) -> str:
 def _row(kind: str, cells: Iterable[str]) -> str:
     inner = "".join(f'<{kind} style="{CELL}">{cell}</{kind}>' for cell in cells)
     return f"<tr>{inner}</tr>"
+
+
+def page_templates(package: str) -> Environment:
+    """Return the templates of a package, and those that all pages share; all text is escaped.
+
+    Args:
+        package: its folder `templates` has the templates, and the scripts of its pages.
+    """
+    # imported here: notebooks need no jinja2
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+    templates = Environment(
+        loader=ChoiceLoader([PackageLoader(package), PackageLoader("vitkit.plots")]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters["printable"] = printable
+    return templates
+
+
+def render_page(templates: Environment, name: str, *, generator: str, **values: Any) -> str:
+    """Return a page of HTML with its style and its scripts inside.
+
+    Args:
+        templates: as `page_templates` returns them.
+        name: of a template that extends `base.html`.
+        generator: the command that writes the page.
+        **values: of the template.
+    """
+    from markupsafe import Markup
+
+    def text(file: str) -> str:
+        assert templates.loader
+        return templates.loader.get_source(templates, file)[0]
+
+    script = "".join(map(text, templates.list_templates(extensions=["js"])))
+    return templates.get_template(name).render(
+        generator=generator,
+        style=Markup(text("style.css")),
+        script=Markup(script),
+        # the browser runs this script and no other
+        script_hash=b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        **values,
+    )

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitkit.devices import on_device, resolve_device
-from vitkit.explaining.animation import Animation, animate, layered_method
 from vitkit.explaining.explain import ImageExplainer, options_for
 from vitkit.explaining.explanation import Explanation
+from vitkit.explaining.files import Animation, animate, draw_attention_sheet, layered_method
 from vitkit.prediction.images import AnyImage, read_any_image
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import as_checkpoint
@@ -60,11 +60,7 @@ def explain(
     """
     # before the weights are loaded
     options = options_for(method, {"layer": layer, "head": head, **options})
-    checkpoint = as_checkpoint(checkpoint)
-    pixels = read_any_image(image)
-    model = on_device(checkpoint.model, resolve_device(device))
-    explainer = ImageExplainer(replace(checkpoint, model=model), pixels, class_name, truth)
-    return explainer.explain(method, **options)
+    return _explainer(checkpoint, image, device, class_name, truth).explain(method, **options)
 
 
 def animate_explanation(
@@ -98,11 +94,7 @@ def animate_explanation(
     """
     options = options_for(method, options)
     method = layered_method(method, options)
-    checkpoint = as_checkpoint(checkpoint)
-    pixels = read_any_image(image)
-    model = on_device(checkpoint.model, resolve_device(device))
-    explainer = ImageExplainer(replace(checkpoint, model=model), pixels, class_name)
-    return animate(explainer, method, options)
+    return animate(_explainer(checkpoint, image, device, class_name), method, options)
 
 
 def plot_attention_sheet(
@@ -124,10 +116,18 @@ def plot_attention_sheet(
     Raises:
         ImageError, CheckpointError, DeviceError: the message names the wrong value.
     """
-    # imported here: matplotlib takes half a second
-    from vitkit.explaining.figures import draw_attention_sheet
+    return draw_attention_sheet(_explainer(checkpoint, image, device))
 
+
+def _explainer(
+    checkpoint: Checkpoint | str | Path,
+    image: AnyImage,
+    device: str,
+    class_name: str | int | None = None,
+    truth: bool | None = None,
+) -> ImageExplainer:
+    """Return the explainer of an image, with the model on its device."""
     checkpoint = as_checkpoint(checkpoint)
     pixels = read_any_image(image)
     model = on_device(checkpoint.model, resolve_device(device))
-    return draw_attention_sheet(replace(checkpoint, model=model), pixels)
+    return ImageExplainer(replace(checkpoint, model=model), pixels, class_name, truth)

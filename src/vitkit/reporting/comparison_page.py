@@ -13,6 +13,7 @@ from vitkit.evaluation.result import Evaluation
 from vitkit.io.atomic import write_bytes
 from vitkit.io.results import ResultKind, check_outputs, nonempty_path
 from vitkit.messages import escape
+from vitkit.plots.html import render_page
 from vitkit.reporting.sections.overview import SCORES, Score, format_score
 from vitkit.training.monitoring.learning_curves import LearningCurves
 from vitkit.weights.inspection import inspect
@@ -85,12 +86,13 @@ def write_comparison(comparison: Comparison, path: Path) -> None:
         OutputError: the file cannot be written.
     """
     # imported here: the page needs jinja2
-    from vitkit.reporting.html import render_page
+    from vitkit.reporting.html import report_templates
 
     names = [*comparison.scores]
     letters = _letters(len(names))
     settings = [_settings(name) for name in names]
     page = render_page(
+        report_templates(),
         "compare.html",
         generator=GENERATOR,
         runs=[(letter, escape(name)) for letter, name in zip(letters, names, strict=True)],

@@ -68,3 +68,33 @@ def attention(
     maps = at_least_float32(record.attention[layer]).mean(dim=1)  # B Q T
     patches = (weights[queries] @ maps)[:, prefix:]  # B N
     return (patches / patches.sum(dim=1, keepdim=True)).unflatten(1, grid)
+
+
+def attention_of_heads(model: ViT, images: Images) -> Float[Tensor, "B L k gh gw"]:
+    """Return the map of the method `attention` for every layer and head, by one forward pass.
+
+    Args:
+        model: in any mode; it runs in eval mode and without gradients, and keeps its mode.
+        images: (B, C, H, W) normalised, on the model's device.
+
+    Returns:
+        (B, L, k, gh, gw), the patches of each map summing to 1.
+    """
+    spec, grid = model.spec, model.patch_embed.grid(images)
+    weights = token_weights(model, grid)
+    queries = weights.nonzero().flatten().tolist()
+    is_map = has_map_head(model)
+    record = Record(
+        attention=range(spec.depth), pooling=is_map, queries=None if is_map else queries
+    )
+    with eval_mode(model), torch.inference_mode():
+        features = model.forward_features(images, record)
+        pooling = pooling_map(model, features, record)
+    layers = []
+    for maps in record.attention.values():  # B k Q T
+        rows = at_least_float32(maps[:, :, queries] if is_map else maps)
+        patches = (weights[queries] @ rows)[..., spec.num_prefix_tokens :]  # B k N
+        layers.append(patches / patches.sum(dim=-1, keepdim=True))
+    if pooling is not None:  # as the method: the last map is that of the head's own query
+        layers[-1] = at_least_float32(pooling).mean(dim=2)
+    return torch.stack(layers, dim=1).unflatten(-1, grid)
