@@ -146,7 +146,7 @@ def join_process_group(device: torch.device, timeout: float) -> Iterator[Process
     """Join the process group that the environment describes, while the block runs.
 
     Args:
-        device: of the model; tensors on CUDA are exchanged by NCCL, all others by gloo.
+        device: device of the model; tensors on CUDA are exchanged by NCCL, all others by gloo.
         timeout: seconds that a rank waits in a step before it counts another one as dead.
 
     Raises:

@@ -87,7 +87,7 @@ def available_cores(root: Path = Path("/")) -> int:
     alone (affinity), or gets a share of the time of all (the CPU quota of a control group).
 
     Args:
-        root: of the file system with /proc and /sys.
+        root: root of the file system with /proc and /sys.
     """
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
@@ -106,7 +106,7 @@ def available_memory(root: Path = Path("/")) -> int:
     """Return the bytes of memory that this process may use: the machine's, or its group's limit.
 
     Args:
-        root: of the file system with /proc and /sys.
+        root: root of the file system with /proc and /sys.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for limit in _group_limits(root, "memory", ("memory.max",), ("memory.limit_in_bytes",)):

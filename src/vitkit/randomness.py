@@ -95,7 +95,7 @@ def permutation(seed: int, epoch: int, n: int) -> Int64[np.ndarray, " n"]:
     It is the stable argsort of `hash64(seed, epoch, i)`.
 
     Args:
-        seed: of the run.
+        seed: seed of the run.
         epoch: number of the epoch.
         n: how many numbers, 0 or more.
 
@@ -115,7 +115,7 @@ def permutation_by_group(
     of `hash64(seed, epoch, i)`.
 
     Args:
-        seed: of the run.
+        seed: seed of the run.
         epoch: number of the epoch.
         groups: each number's group (n,).
     """

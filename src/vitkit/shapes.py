@@ -51,7 +51,7 @@ def whole_numbers(name: str, numbers: Iterable[int]) -> tuple[int, ...]:
     """Return numbers as a tuple; `SettingError` for what is not a list of whole numbers.
 
     Args:
-        name: of the argument, for the message.
+        name: name of the argument, for the message.
         numbers: NumPy's and torch's are fine, True and False are not.
     """
     try:
@@ -68,7 +68,7 @@ def refuse_absent(numbers: Sequence[int], count: int, noun: str) -> None:
     """Raise `SettingError` for a number that is not from 0 to `count` - 1.
 
     Args:
-        numbers: of heads or of query rows.
+        numbers: numbers of heads or of query rows.
         count: how many there are.
         noun: one of them in words, such as `query row`.
     """

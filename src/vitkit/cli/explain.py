@@ -94,7 +94,7 @@ class ExplainCommand:
         overwrite: replace any file that is not an input; default: only earlier explanations.
         device: cpu, cuda, mps or auto.
         engine: auto runs truth scores and occlusion with the fastest kernels here.
-        precision: of those forward passes.
+        precision: precision of those forward passes.
         strict: stop at the first image that cannot be used.
     """
 

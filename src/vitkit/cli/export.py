@@ -56,10 +56,10 @@ def export_command(
         out: a file that ends in .onnx, .xml (OpenVINO; a .bin is written beside it) or .pt2.
         to: onnx, openvino, torch (an exported program) or aoti (machine code for this CPU).
         data: labelled images to check it on, as for train; without them, accuracy is not checked.
-        split: of the data; default val, or test if there is no val.
+        split: split of the data; default val, or test if there is no val.
         data_root: the folder of named datasets; for a CSV the folder of its paths.
         with_preprocessing: resize in the graph: uint8 images of any size in, probabilities out.
-        precision: of the numbers; OpenVINO stores float16 and computes in float32.
+        precision: precision of the numbers; OpenVINO stores float16 and computes in float32.
         int8: quantise the linear layers of the blocks, with --to openvino and --calibrate.
         calibrate: images to measure the ranges of activations on, as for train; 300 are used.
         opset: version of the operators of ONNX; default 20.

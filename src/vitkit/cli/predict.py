@@ -232,8 +232,8 @@ class _Outputs:
         """Write predictions as they come; then print, on stderr, what was right and written.
 
         Args:
-            predictions: of the images that can be used.
-            predictor: that made them.
+            predictions: predictions of the images that can be used.
+            predictor: predictor that made them.
             labels: class of the dataset -> label of a prediction.
             images: the images.
         """

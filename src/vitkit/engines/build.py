@@ -32,7 +32,7 @@ def build_engine(
         name: a name of `ENGINES`.
         model: a `ViT` in eval mode; it stays as it is.
         precision: `float32`, `bfloat16` or `int8`.
-        threads: of the processor; default torch's.
+        threads: threads of the processor; default torch's.
         image_size: (height, width) of the images; default the model's.
         device: for torch and compile; default the model's.
         folder: where a converted model is kept, and found again.

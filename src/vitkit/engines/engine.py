@@ -24,7 +24,7 @@ class EngineRequest:
     Attributes:
         model: in eval mode; an engine may share its weights, and never changes it.
         precision: `float32`, `bfloat16` or `int8`.
-        threads: of the processor.
+        threads: threads of the processor.
         image_size: (height, width) of all images, in pixels.
         device: where it runs; engines for processors alone ignore it.
         folder: where a converted model is kept and found again; `None` converts in memory.
@@ -45,10 +45,10 @@ class Engine:
     """A model that is ready to run.
 
     Attributes:
-        name: of the engine, as in `ENGINES`.
-        precision: that it computes in.
+        name: name of the engine, as in `ENGINES`.
+        precision: precision that it computes in.
         forward: preprocessed images (B, C, H, W) float32 -> outputs (B, K); any B of 1 or more.
-        device: of the images that it takes.
+        device: device of the images that it takes.
     """
 
     name: str

@@ -108,7 +108,7 @@ class CastingStem(PatchEmbedding):
     """A stem for images of any dtype, also uint8: it casts them to the dtype of its weights.
 
     Args:
-        stem: of a model.
+        stem: stem of a model.
     """
 
     def __init__(self, stem: PatchEmbedding) -> None:

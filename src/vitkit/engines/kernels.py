@@ -116,7 +116,7 @@ def in_turns(calls: dict[str, Callable[[], object]], rounds: int = ROUNDS) -> di
 
     Args:
         calls: name -> function without arguments.
-        rounds: of all calls.
+        rounds: rounds of all calls.
     """
     fastest = dict.fromkeys(calls, float("inf"))
     for call in calls.values():

@@ -86,9 +86,9 @@ def to_onnx(
     """Return the ONNX model of a program.
 
     Args:
-        program: of a model, with one input.
+        program: program of a model, with one input.
         opset: version of ONNX's operators.
-        name: of the input.
+        name: name of the input.
         outputs: names of the outputs.
     """
     quiet_imports()  # the exporter may import ONNX Runtime
@@ -110,7 +110,7 @@ def onnx_forward(model: Path | bytes, threads: int) -> Forward:
 
     Args:
         model: a file, or its content.
-        threads: of the processor.
+        threads: threads of the processor.
     """
     runtime = import_runtime("onnxruntime")
     options = runtime.SessionOptions()

@@ -92,7 +92,7 @@ def to_openvino(program: ExportedProgram, outputs: Sequence[str] = (OUTPUT,)) ->
     """Return the OpenVINO model of a program.
 
     Args:
-        program: of a model, with one input.
+        program: program of a model, with one input.
         outputs: names of the outputs.
     """
     openvino = import_runtime("openvino")
@@ -123,7 +123,7 @@ def openvino_forward(model: OVModel, precision: str, threads: int, **more: Any) 
     Args:
         model: an `openvino.Model`, or the path of one.
         precision: of what is not quantised: `float32` or `bfloat16`; `int8` means float32.
-        threads: of the processor.
+        threads: threads of the processor.
         **more: further properties of the device, such as `PERF_COUNT`.
     """
     openvino = import_runtime("openvino")

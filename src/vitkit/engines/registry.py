@@ -32,8 +32,8 @@ class EngineKind:
     Attributes:
         name: by which users choose it.
         builder: the function that makes it, as `module:function` of this package.
-        packages: that it needs besides torch.
-        precisions: that it can compute in.
+        packages: packages that it needs besides torch.
+        precisions: precisions that it can compute in.
         gain: its measured gain over torch on processors, for messages.
         cpu_only: True if it runs on the processor alone.
     """

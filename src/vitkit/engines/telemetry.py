@@ -34,7 +34,7 @@ def import_runtime(name: str) -> ModuleType:
     """Import a runtime, such as `openvino` or `onnxruntime`, with its telemetry switched off.
 
     Args:
-        name: of the module.
+        name: name of the module.
 
     Raises:
         ImportError: it is not installed, or broken.

@@ -67,8 +67,8 @@ class Repeats:
     """Runs of the same settings that differ in their seeds.
 
     Attributes:
-        names: of the runs.
-        mean: of their top-1.
+        names: names of the runs.
+        mean: mean of their top-1.
         spread: the sample standard deviation of their top-1.
         low: the lowest.
         high: the highest.
@@ -187,7 +187,7 @@ def compare_evaluations(
         scores: name -> evaluation, two or more.
         settings: training settings of each, without the seed; runs with equal settings, apart from
             `TUNED_SETTINGS`, are repeats, and None is like no other.
-        seeds: of each; of several runs with one seed, the first counts.
+        seeds: seeds of each; of several runs with one seed, the first counts.
 
     Raises:
         DataError: they were not evaluated on the same images with the same classes.

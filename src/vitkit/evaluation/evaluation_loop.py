@@ -43,7 +43,7 @@ def predict_batches(
         split: the images, with labels.
         preprocess: the evaluation transform.
         batch_size: images per batch.
-        device: of the model; default the CPU.
+        device: device of the model; default the CPU.
         workers: number of loader processes.
         world: the processes that share the images.
         collective: True for a model that is sharded over the processes, which must then call
@@ -98,7 +98,7 @@ def evaluate_model(
         preprocess: the evaluation transform.
         num_classes: K.
         batch_size: images per batch.
-        device: of the model; default the CPU.
+        device: device of the model; default the CPU.
         workers: number of loader processes.
         world: the processes that share the images; each must call, and each gets the same.
 

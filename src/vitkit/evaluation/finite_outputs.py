@@ -21,7 +21,7 @@ def refuse_not_finite(count: int, images: int, first: str = "") -> None:
     """Raise `CheckpointError` where a model gives numbers that are not finite.
 
     Args:
-        count: of images with such outputs; 0 is fine.
+        count: count of images with such outputs; 0 is fine.
         images: their number in all.
         first: the name of the first of them, where it is known.
     """

@@ -15,7 +15,7 @@ def gather_rows(own: Sequence[Tensor], dtype: torch.dtype, world: ProcessGroup) 
 
     Args:
         own: this process's rows (B, C), batch by batch; empty where it has no images.
-        dtype: of all rows.
+        dtype: dtype of all rows.
         world: the processes; each must call. Process r of n has the images r, r + n, r + 2n ...
     """
     # a process without images does not know the number of columns

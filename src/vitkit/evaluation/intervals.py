@@ -71,7 +71,7 @@ def bootstrap_balanced(
     Args:
         right: correctly classified images of each class (K,).
         images: images of each class (K,); classes without any are left out.
-        seed: of the random numbers.
+        seed: seed of the random numbers.
 
     Returns:
         Lower and upper bound, in [0, 1].

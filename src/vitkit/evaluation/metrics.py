@@ -170,7 +170,7 @@ class Counts:
     """The counts from which all scores are computed.
 
     Attributes:
-        k: of top-k.
+        k: the k of top-k.
         sums: correctly classified images; images with the true class among the first k; sum of
             losses in nats; images; sum of squared distances between probabilities and truth; images
             whose logits are not finite.

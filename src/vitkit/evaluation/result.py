@@ -31,7 +31,7 @@ class ClassScore:
     """The accuracy on the images of one class.
 
     Attributes:
-        name: of the class.
+        name: name of the class.
         images: how many there are; a class without any has no score.
         right: how many of them are right.
         low: lower bound of the 95 % interval (Wilson) of their share.

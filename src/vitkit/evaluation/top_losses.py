@@ -23,8 +23,8 @@ class ImageLoss:
         path: name of the image, as in `predictions.csv`; of a file relative to the data's folder.
         label: its true class.
         predicted: the most probable class.
-        probability: of the predicted class, in [0, 1].
-        label_probability: of the true class, in [0, 1].
+        probability: probability of the predicted class, in [0, 1].
+        label_probability: probability of the true class, in [0, 1].
         loss: negative log-likelihood of the true class, in nats.
     """
 
@@ -40,7 +40,7 @@ class TopLosses(list[ImageLoss]):
     """The images with the highest losses, highest first: a list of `ImageLoss`.
 
     Args:
-        losses: of each image.
+        losses: losses of each image.
         split: the same images, in the same order.
     """
 

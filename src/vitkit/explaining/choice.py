@@ -34,8 +34,8 @@ def choose_method(
     head the first of them that needs no class.
 
     Args:
-        name: of the method; None for the default.
-        options: of the method; those that are None were not set.
+        name: name of the method; None for the default.
+        options: options of the method; those that are None were not set.
         has_head: whether the model has classes.
 
     Raises:

@@ -30,8 +30,8 @@ def options_for(name: str | None, options: Mapping[str, object]) -> dict[str, ob
     """Return the options of a method that were set, without those that are None.
 
     Args:
-        name: of the method; None for the default.
-        options: of the method.
+        name: name of the method; None for the default.
+        options: options of the method.
 
     Raises:
         SettingError: a method or an option that does not exist.
@@ -170,8 +170,8 @@ class ImageExplainer:
 
         Args:
             values: one or three of each patch.
-            method: of the map.
-            options: of the method, all of them.
+            method: method of the map.
+            options: options of the method, all of them.
         """
         grid = values.detach().float().cpu().numpy()
         size = (self.pixels.shape[0], self.pixels.shape[1])

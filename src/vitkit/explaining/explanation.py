@@ -57,7 +57,7 @@ class Explanation:
         viewport: (top, left, height, width) of the part that the model sees, in the image's pixels;
             None for the whole image.
         options: the method's options with their values, such as `{"layer": 3, "head": None}`.
-        class_number: of the class that is explained; None without one.
+        class_number: number of the class that is explained; None without one.
         predicted: the most probable class.
         predicted_probability: its probability, in [0, 1].
         notes: further lines of the caption, about the image.
@@ -326,7 +326,7 @@ def writable_path(
     """Return the path of a result that may be written.
 
     Args:
-        path: of the file.
+        path: path of the file.
         kinds: ending -> how an earlier result is recognised.
         overwrite: also replace any other file.
 

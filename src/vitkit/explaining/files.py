@@ -148,7 +148,7 @@ class ExplanationFiles:
 
         Args:
             image: the image.
-            explainer: of the image.
+            explainer: explainer of the image.
             known: whether `check` has seen the image; of another one the files are checked now.
 
         Returns:
@@ -171,7 +171,7 @@ class ExplanationFiles:
         """Write what belongs to all images, and return the path to open.
 
         Args:
-            title: of a page.
+            title: title of a page.
         """
         return self.output
 
@@ -297,7 +297,7 @@ class EveryMethod(ExplanationFiles):
         """Write the page of all images, earlier ones included, and return its path.
 
         Args:
-            title: of the page.
+            title: title of the page.
         """
         terms = []
         for method in METHODS.values():

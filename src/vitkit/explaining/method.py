@@ -29,7 +29,7 @@ class Method:
         options: further keywords of the function, such as `layer`.
         colours: whether a patch has three values (red, green, blue) instead of one.
         by_passes: whether the map comes from forward passes alone, without gradients or attention.
-        unit: of the values, for the colour bar, such as `share of attention`.
+        unit: unit of the values, for the colour bar, such as `share of attention`.
     """
 
     name: str

@@ -54,7 +54,7 @@ def readout_row(
 
     Args:
         model: any ViT.
-        features: of the images.
+        features: features of the images.
         pooling: (B, k, 1, N), weights of a MAP head over the patches, such as its recorded map; the
             mean over the heads is the row. Other models need none.
 
@@ -73,7 +73,7 @@ def pooling_map(model: ViT, features: Features, record: Record) -> Float[Tensor,
 
     Args:
         model: any ViT.
-        features: of the forward pass of this record.
+        features: features of the forward pass of this record.
         record: requested with `pooling=has_map_head(model)`.
     """
     if not has_map_head(model):

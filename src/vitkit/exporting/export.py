@@ -87,7 +87,7 @@ def export(
         out: a file ending in `.onnx`, `.xml` (OpenVINO, with a `.bin` beside it) or `.pt2` (torch).
         to: `onnx`, `openvino`, `torch` (an exported program), or `aoti` (machine code).
         data: labelled images to check it on, as for `train`; without them, accuracy is not checked.
-        split: of `data`; default `val`, else `test`.
+        split: split of `data`; default `val`, else `test`.
         data_root: the folder of named datasets.
         int8: quantise the linear layers of the blocks; needs `calibrate` and OpenVINO.
         calibrate: other images, as for `train`, of which 300 show the ranges of activations.
@@ -197,7 +197,7 @@ class _Job:
         """Write the artefact, check it, and add the figures; return its description.
 
         Args:
-            path: of the candidate, in a folder of its own.
+            path: path of the candidate, in a folder of its own.
 
         Raises:
             CheckpointError: it is refused.

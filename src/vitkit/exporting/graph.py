@@ -73,7 +73,7 @@ def exported_program(
 
     Args:
         checkpoint: its model stays as it is.
-        dtype: of the weights and of what is computed.
+        dtype: dtype of the weights and of what is computed.
         with_preprocessing: take pixels of any size.
 
     Raises:
@@ -114,9 +114,9 @@ def named_onnx(program: ExportedProgram, opset: int, path: Path) -> Any:
     """Return the ONNX model of a program, an `onnx.ModelProto`, with named inputs and outputs.
 
     Args:
-        program: of `exported_program`.
+        program: program of `exported_program`.
         opset: version of ONNX's operators.
-        path: of the artefact, for messages.
+        path: path of the artefact, for messages.
 
     Raises:
         CheckpointError: the exporter fails, or cannot write the opset.

@@ -98,7 +98,7 @@ class PreprocessingGraph(nn.Module):
 
         Args:
             axis: 0 is down, 1 across.
-            length: of the image along the axis.
+            length: length of the image along the axis.
             scaled: length of the resized image, of which the crop is the centre.
             count: `length` as a number, or as a symbol while the graph is recorded.
         """

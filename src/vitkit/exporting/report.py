@@ -18,10 +18,10 @@ class ExportReport:
     `print` shows it as lines of text.
 
     Attributes:
-        path: of the artefact.
+        path: path of the artefact.
         files: all files that were written.
-        description: that is inside the artefact.
-        figures: of the comparison with torch, as in `OUT.json`.
+        description: description that is inside the artefact.
+        figures: figures of the comparison with torch, as in `OUT.json`.
     """
 
     path: Path

@@ -72,8 +72,8 @@ def script_without_vitkit(description: ArtefactDescription, path: Path) -> str:
     It needs numpy, Pillow and the runtime.
 
     Args:
-        description: of the model.
-        path: of its file.
+        description: description of the model.
+        path: path of its file.
     """
     # escaped as a string literal of the script
     quoted = json.dumps(str(path), ensure_ascii=False)[1:-1]

@@ -47,7 +47,7 @@ class ExportChoice:
         precision: a name of `DTYPES`.
         int8: quantise the linear layers of the blocks.
         with_preprocessing: take uint8 images of any size.
-        opset: of ONNX; None: 20.
+        opset: opset of ONNX; None: 20.
     """
 
     to: str
@@ -121,8 +121,8 @@ def write_artefact(
     Args:
         checkpoint: with the model.
         choice: checked by its `check`.
-        path: of the artefact.
-        description: of it.
+        path: path of the artefact.
+        description: description of it.
         calibration: images for int8: RGB (H, W, 3) uint8 of any size where the graph resizes them,
             else fitted to the model (h, w, C).
 

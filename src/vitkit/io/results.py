@@ -47,7 +47,7 @@ class ResultKind:
 
     Attributes:
         name: for messages, with its article.
-        ending: of the file's name, such as `.csv`.
+        ending: ending of the file's name, such as `.csv`.
         recognise: returns True for the file of an earlier result; may raise any of
             `NOT_A_RESULT` for another file.
     """
@@ -79,11 +79,11 @@ def check_outputs(
 
     Args:
         paths: the files to write.
-        kind: of all of them.
+        kind: kind of all of them.
         inputs: the files that the command reads; missing ones are passed over. They are looked at
             only if one of `paths` exists.
         overwrite: also replace files that are no earlier results.
-        flag: that named the paths.
+        flag: flag that named the paths.
 
     Raises:
         OutputError: another ending, an input, a file that is no earlier result, a folder, or a path
@@ -113,8 +113,8 @@ def nonempty_path(path: str | os.PathLike[str], name: str) -> Path:
     """Return the path of an output.
 
     Args:
-        path: of a file or a folder.
-        name: of the argument, for the message.
+        path: path of a file or a folder.
+        name: name of the argument, for the message.
 
     Raises:
         OutputError: an empty path, which would mean the working folder.
@@ -133,7 +133,7 @@ def check_new_files(
         paths: the files to write, all in one folder or below it.
         inputs: the files that the command reads; they are looked at only if one of `paths` exists.
         overwrite: replace existing files that are not inputs.
-        flag: that named the folder.
+        flag: flag that named the folder.
 
     Raises:
         OutputError: a file that exists, or a folder that cannot be written.
@@ -166,7 +166,7 @@ class ResultPlaces:
 
     Args:
         folder: where all of them are.
-        ending: of their names, such as `.png`.
+        ending: ending of their names, such as `.png`.
         is_other: returns True for the path of an earlier result that a new one must not replace,
             as it is of another input; called with the path and the input's name.
     """

@@ -182,7 +182,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         qkv_bias: whether `qkv` has a bias; `"no_key"`: for query and value only.
         qk_norm: whether queries and keys are normed in each head.
         norm: `layer` or `rms`, for `qk_norm`.
-        norm_eps: that norm's epsilon.
+        norm_eps: epsilon of that norm.
         projection_dropout: rate after the output projection.
         **heads: `head_width` (default D / k) and `attention_dropout`.
 

@@ -44,7 +44,7 @@ def plot_attention(
         weights: (Q, K), or (k, Q, K) for several heads; a tensor or an array, in [0, 1].
         queries: the Q tokens; default none are named.
         keys: the K tokens; default `queries` where there are as many, as in self-attention.
-        title: of the figure.
+        title: title of the figure.
         query_name: what a row is.
         key_name: what a column is.
 

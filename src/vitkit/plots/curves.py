@@ -36,8 +36,8 @@ class Band(NamedTuple):
     """The range of the reference runs of a recipe.
 
     Attributes:
-        name: of the recipe.
-        epochs: of the band's points (M,); they may lie between the run's epochs.
+        name: name of the recipe.
+        epochs: epochs of the band's points (M,); they may lie between the run's epochs.
         low: lowest top-1 of the reference runs (M,), in [0, 1].
         high: highest top-1 (M,), in [0, 1].
     """
@@ -65,7 +65,7 @@ def draw_curves(
     Args:
         epochs: numbers of the epochs (E,), counted from 1.
         train_loss: mean of each epoch's steps (E,), in nats.
-        learning_rate: of the last step of each epoch (E,).
+        learning_rate: learning rate of the last step of each epoch (E,).
         val_loss: validation loss (E,), in nats.
         val_top1: share of the validation images that are right (E,), in [0, 1].
         best_epoch: the epoch to mark, one of `epochs`.

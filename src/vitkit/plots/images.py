@@ -35,7 +35,7 @@ def draw_images(
         images: (H, W, 3) RGB or (H, W, 1) grey, uint8; each of its own size. Of an iterator, one
             image after the other is read and reduced.
         captions: lines of text for each image; long ones are broken.
-        title: of the figure, one or more lines.
+        title: title of the figure, one or more lines.
         across: images in a row.
     """
     wrapped = []

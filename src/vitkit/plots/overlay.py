@@ -30,7 +30,7 @@ class ColourScale(NamedTuple):
     Attributes:
         low: value of the first colour.
         high: value of the last colour.
-        name: of matplotlib's colour map.
+        name: name of matplotlib's colour map.
     """
 
     low: float
@@ -156,7 +156,7 @@ def outline(
 
     Args:
         pixels: (H, W, 3) uint8 RGB.
-        viewport: of the part that it sees; of the whole image nothing is drawn.
+        viewport: viewport of the part that it sees; of the whole image nothing is drawn.
         pale: False draws the border alone.
     """
     height, width = pixels.shape[:2]

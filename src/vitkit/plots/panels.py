@@ -46,8 +46,8 @@ class Panel(NamedTuple):
         pixels: (H, W, 3) uint8 RGB.
         title: above it.
         caption: lines below it; long ones are broken.
-        scale: of the colour bar on its right; none if absent.
-        unit: of the values of the scale.
+        scale: scale of the colour bar on its right; none if absent.
+        unit: unit of the values of the scale.
     """
 
     pixels: UInt8[np.ndarray, "H W 3"]
@@ -70,7 +70,7 @@ def draw_panels(
     Args:
         panels: one image each, of any sizes.
         across: images in a row.
-        title: of the figure.
+        title: title of the figure.
         caption: lines below the whole figure.
         side: longer side of an image, in inches.
 
@@ -142,7 +142,7 @@ def save_panels(
         figure: as `draw_panels` returns it.
         path: ends in .png or .svg; a file that exists is replaced.
         software: named in the file's metadata.
-        source: of the figure, for the metadata; none if absent.
+        source: source of the figure, for the metadata; none if absent.
 
     Raises:
         OutputError: a path that cannot be written.

@@ -29,7 +29,7 @@ def draw_reliability(
     Args:
         confidence: probability of the predicted class of each image (N,), in [0, 1].
         right: whether it is the true class (N,).
-        title: of the panel, ASCII.
+        title: title of the panel, ASCII.
     """
     # bin m of M holds the confidences in ((m - 1) / M, m / M]
     bins = np.clip(np.ceil(np.nan_to_num(confidence) * BINS).astype(np.int64) - 1, 0, BINS - 1)

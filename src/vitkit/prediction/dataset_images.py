@@ -21,7 +21,7 @@ def open_parts(
     """Yield the splits of a dataset, or one of them.
 
     Args:
-        name: of the dataset, its address or its path.
+        name: name of the dataset, its address or its path.
         split: the split; all where None.
         data_root: as for `open_dataset`.
 

@@ -118,7 +118,7 @@ def save_drawing(path: Path, drawing: Image.Image) -> None:
     """Write a drawing as a PNG, whose text `Software` names vitkit.
 
     Args:
-        path: of the file; one that exists is replaced.
+        path: path of the file; one that exists is replaced.
         drawing: as `draw_prediction` returns it.
 
     Raises:

@@ -60,7 +60,7 @@ def embed(
         device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
         batch_size: images per batch.
         engine: as for `Predictor.from_checkpoint`, and so are `precision` and `calibrate`.
-        precision: of the computation.
+        precision: precision of the computation.
         calibrate: images for int8.
         **moved: none; a keyword that has left the package is answered with its place.
 

@@ -34,7 +34,7 @@ def write_features(
     surrogate, as for `os.fsencode`.
 
     Args:
-        path: of the file; an existing one is replaced.
+        path: path of the file; an existing one is replaced.
         rows: each image with its features (D,) float32.
         has_labels: write the labels of the images, too.
 

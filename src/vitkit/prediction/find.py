@@ -146,7 +146,7 @@ def _find_many(
     """Return the images of a dataset, or those of a file, a folder or a pattern.
 
     Args:
-        name: of the images.
+        name: name of the images.
         split: as for `find_images`.
         data_root: as for `find_images`.
         warnings: what is to be warned of is added to these.

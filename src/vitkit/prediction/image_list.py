@@ -50,7 +50,7 @@ class Files(ImageGroup):
     """Files on disk.
 
     Args:
-        paths: of the files.
+        paths: paths of the files.
         base: folder that the places of results are relative to; default that of the only file.
         labels: the class of each file; none where absent.
         splits: the split of each file; none where absent.
@@ -94,7 +94,7 @@ class UnusableFile(Files):
     """A named file or folder without an image: reading it raises `ImageError`.
 
     Args:
-        name: of the file.
+        name: name of the file.
         reason: why, as for `ImageError`.
         detail: what was expected and what was found.
     """

@@ -74,7 +74,7 @@ class RightAnswers:
 
         Args:
             image: with its class in the dataset.
-            label: of its `Prediction`.
+            label: label of its `Prediction`.
         """
         if not image.label:
             return

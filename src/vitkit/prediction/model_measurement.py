@@ -38,7 +38,7 @@ def explain_model(
         checkpoint: a checkpoint or its path.
         images: as for a call of `Predictor`; some tens are enough. Without any, filters and
             positions alone are measured.
-        name: of the model in captions; default that of the run or the file, and its size.
+        name: name of the model in captions; default that of the run or the file, and its size.
         device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
 
     Returns:
@@ -96,7 +96,7 @@ class CheckpointMeasurement:
         """Return the numbers, of the weights and of the images so far.
 
         Args:
-            name: of the model in captions; default that of the run or the file, and its size.
+            name: name of the model in captions; default that of the run or the file, and its size.
         """
         return self._measurement.result(name or _name_of(self.checkpoint))
 

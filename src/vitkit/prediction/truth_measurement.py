@@ -51,7 +51,7 @@ def truth_report(
             `stability` (shift and JPEG), `fit` (can the model do without patches?) and `removal`
             (patches grey or blurred instead of dropped); default all.
         mosaics: the number of mosaics, 1 or more.
-        seed: of everything that is random, 0 or more; the same seed gives the same numbers.
+        seed: seed of everything that is random, 0 or more; the same seed gives the same numbers.
         device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
         **options: of the method; None leaves one to the method.
 

@@ -45,7 +45,7 @@ def _report(result: TrainResult, config: TrainConfig) -> Path | None:
     """Write the report at the end of training; if that fails, log a line.
 
     Args:
-        result: of the run; after `--auto` the winner's run has the report.
+        result: result of the run; after `--auto` the winner's run has the report.
         config: the settings; `report` and `quiet` are used.
 
     Returns:

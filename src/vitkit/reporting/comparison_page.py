@@ -79,7 +79,7 @@ def write_comparison(comparison: Comparison, path: Path) -> None:
     """Write a comparison as one HTML file, which any browser shows without a network.
 
     Args:
-        comparison: of run folders or checkpoints, by their paths.
+        comparison: comparison of run folders or checkpoints, by their paths.
         path: the file to write.
 
     Raises:

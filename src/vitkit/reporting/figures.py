@@ -44,7 +44,7 @@ def reliability_svg(
     Args:
         confidence: as for `draw_reliability`.
         right: as for `draw_reliability`.
-        title: of the panel.
+        title: title of the panel.
         name: begins its identifiers.
     """
     from vitkit.plots.reliability import draw_reliability

@@ -32,8 +32,8 @@ class RunImages:
     """The images that a run was trained and tested with, where they can still be read.
 
     Args:
-        checkpoint: of the run; None if it has none.
-        settings: of the run.
+        checkpoint: checkpoint of the run; None if it has none.
+        settings: settings of the run.
         relabel_file: the corrected labels that it was trained with, if any.
     """
 

@@ -26,12 +26,12 @@ class Predictions:
         split: `test` or `val`.
         origin: where they come from, a sentence.
         classes: the K names.
-        names: of the images (N); empty where they are not stored.
+        names: names of the images (N); empty where they are not stored.
         places: number of each image in its split (N,).
         labels: true classes (N,).
         predicted: most probable classes (N,).
-        probability: of the predicted classes (N,), in [0, 1].
-        label_probability: of the true classes (N,), in [0, 1].
+        probability: probability of the predicted classes (N,), in [0, 1].
+        label_probability: probability of the true classes (N,), in [0, 1].
     """
 
     split: str

@@ -39,8 +39,8 @@ class Proof:
     """The hashes of two runs over model, optimizer, averages and counters.
 
     Attributes:
-        straight: of the uninterrupted run.
-        resumed: of the one that was killed and resumed.
+        straight: hash of the uninterrupted run.
+        resumed: hash of the one that was killed and resumed.
         steps: how long both are.
         killed_at: the step in which the second one was killed.
     """

@@ -32,7 +32,7 @@ class EpochResult:
 
     Attributes:
         epoch: counted from 1.
-        learning_rate: of its last step.
+        learning_rate: learning rate of its last step.
         train_loss: mean of its steps.
         validation: scores; empty without a validation split.
         is_best: whether no epoch before was as good.
@@ -57,7 +57,7 @@ class Run:
         log: the terminal and the run's logs; silent in all processes but the first.
         world: the processes of the run.
         stop: set by a signal.
-        model: that trains.
+        model: model that trains.
         optimizer: over the model's parameters.
         progress: where the run is.
         registry: all state by name, as it is saved.
@@ -66,7 +66,7 @@ class Run:
         held_out: validation logits that the temperature is fitted on; `None` without validation.
         prepare: called with a range of steps before their batches are loaded, to compute what they
             need, such as the logits of a teacher.
-        epoch_result: of the epoch that was validated last, until it is saved.
+        epoch_result: result of the epoch that was validated last, until it is saved.
         further: callbacks that are not the run's own; evaluation calls these.
         failed_images: is given a line for each image that could not be read.
     """

@@ -26,7 +26,7 @@ def evaluate_split(run: Run, split: str, model: ViT) -> Iterator[LabelledLogits]
 
     Args:
         run: its data, device and processes.
-        split: of the data.
+        split: split of the data.
         model: whole or sharded; it is set to eval mode.
 
     Raises:

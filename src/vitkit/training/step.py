@@ -37,7 +37,7 @@ class StepResult:
 
     Attributes:
         loss: mean over the batch of all processes, in nats.
-        norm: of the whole gradient, before clipping.
+        norm: norm of the whole gradient, before clipping.
         bad: `loss` or `gradient norm` where that is not finite; the weights are as before.
         rank: the first process that met it; `None` where all did.
         signum: the signal that had reached any process before the update, or 0.
@@ -58,8 +58,8 @@ class Objective(nn.Module):
 
     Args:
         model: gives logits (B, K).
-        loss: of logits and targets, the mean over the batch.
-        precision: of the model's matrix products; the loss is computed in float32.
+        loss: loss of logits and targets, the mean over the batch.
+        precision: precision of the model's matrix products; the loss is computed in float32.
         device: where the model is.
     """
 
@@ -94,14 +94,14 @@ class TrainingStep:
         transform: (batch, step, part) -> what the objective is given.
         accumulate: micro-batches that a batch is split into; their gradients are summed.
         clip: largest norm of the gradient; `None` for no limit.
-        seed: of the run; dropout is a function of it.
+        seed: seed of the run; dropout is a function of it.
         compile: compile the objective; a model that is sharded or kept in step is compiled, too.
         world: the processes that share the batch; a model that is not sharded is kept the same in
             all of them.
         stop: set by a signal to this process.
 
     Attributes:
-        scale: of the loss in float16, a part of the run's state; else `None`.
+        scale: scale of the loss in float16, a part of the run's state; else `None`.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ class Callback:
         """Called with the batch of the next step; `trainer.progress.step` counts those before.
 
         Args:
-            trainer: of the run.
+            trainer: trainer of the run.
             batch: this process's images, augmented but not yet mixed, as uint8 (B, H, W, C).
         """
 
@@ -48,7 +48,7 @@ class Callback:
         """Called after a step, which `trainer.progress.step` includes.
 
         Args:
-            trainer: of the run.
+            trainer: trainer of the run.
             result: mean loss and gradient norm over the images of all processes; `result.bad` where
                 one of them was not finite, and the step changed nothing.
         """
@@ -98,7 +98,7 @@ class Trainer:
         batches: the batches of a range of steps.
         schedule: step -> learning rate.
         steps_per_epoch: optimizer steps of an epoch.
-        epochs: of the whole schedule.
+        epochs: epochs of the whole schedule.
         last_step: where the run ends; at most `epochs * steps_per_epoch`.
         callbacks: called at every event in this order.
 

@@ -265,7 +265,7 @@ def _rows_of(names: Sequence[str], count: int | None, known: Sequence[str]) -> t
     """Return the rows of a head that class names select.
 
     Args:
-        names: of the classes to keep.
+        names: names of the classes to keep.
         count: number of classes if the caller gave one.
         known: the checkpoint's class names.
 

@@ -54,7 +54,7 @@ class CatalogueEntry:
         name: in the catalogue, unique.
         preset: the vitkit model that it is for.
         source: title of the publisher.
-        format: of its file, one of `vitkit.formats()`.
+        format: format of its file, one of `vitkit.formats()`.
         address: `timm://`, `hf://` or `https://`, as `vitkit.load` takes it.
         licence: as its publisher names it; empty where none is stated.
         classes: K of its head; 0 for none.

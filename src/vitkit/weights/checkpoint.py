@@ -167,7 +167,7 @@ class Checkpoint:
                 keeps all metadata of the checkpoint.
             private: make a new repository private.
             allow_lossy: as for `vitkit.convert`.
-            message: of the commit.
+            message: message of the commit.
             hub: the client to upload with; default `huggingface_hub.HfApi()`, which has your
                 login.
 
@@ -190,7 +190,7 @@ def texts(metadata: Mapping[str, Any], key: str) -> tuple[str, ...]:
     """Return the texts of a list in a file's metadata; none where a file has another value there.
 
     Args:
-        metadata: of a checkpoint.
+        metadata: metadata of a checkpoint.
         key: such as `adapted`, `notes` or `warnings`.
     """
     values = metadata.get(key)
@@ -223,8 +223,8 @@ def stored_object(checkpoint: LabelledModel, name: str) -> dict[str, Any]:
     """Return an object of a checkpoint's metadata; an empty one if there is none.
 
     Args:
-        checkpoint: of any origin, so that its metadata may be any JSON.
-        name: of the object, such as `recipe`.
+        checkpoint: checkpoint of any origin, so that its metadata may be any JSON.
+        name: name of the object, such as `recipe`.
     """
     value = checkpoint.metadata.get(name)
     if not isinstance(value, dict):

@@ -168,8 +168,8 @@ def _run_written(
 
     Args:
         to: the format.
-        path: of the files.
-        spec: of the model in them.
+        path: path of the files.
+        spec: spec of the model in them.
         image: (1, C, H, W).
         not_stored: spec fields that the files cannot contain.
 
@@ -193,8 +193,8 @@ def _not_stored(
     """Return the spec fields that a written file cannot contain, and a line on each loss.
 
     Args:
-        path: of the file or folder.
-        spec: of the model in it.
+        path: path of the file or folder.
+        spec: spec of the model in it.
         checkpoint: as it was before writing.
         to: the format.
         adapt: the changes that were asked for.

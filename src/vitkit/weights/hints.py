@@ -106,7 +106,7 @@ def infer_with_hints(
 
     Args:
         form: the file's format.
-        header: of the file, prepared.
+        header: header of the file, prepared.
         overrides: fields that hold in any case.
         hints: values for fields that are only usual.
 

@@ -75,7 +75,7 @@ class Argument:
     """An argument of a verb.
 
     Attributes:
-        name: of the parameter or setting, such as `batch_size`.
+        name: name of the parameter or setting, such as `batch_size`.
         flags: its flags, the main one first; empty for a positional argument. One that ends with a
             dot, such as `--spec.`, is followed by the name of a field.
         metavar: the word for its value.
@@ -171,7 +171,7 @@ def argument(
     """Return the argument for a parameter of a function, or a field of a settings class.
 
     Args:
-        name: of the parameter.
+        name: name of the parameter.
         hint: its type, with what `Annotated` adds.
         default: its default value.
         text: its description.

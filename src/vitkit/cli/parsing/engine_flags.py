@@ -50,7 +50,7 @@ def open_checkpoint(
     """Return a checkpoint and the options of the engine that runs it on a number of images.
 
     Args:
-        path: of the checkpoint.
+        path: path of the checkpoint.
         engine: the flags.
         images: None if their number is unknown.
         allow_partial: accept unknown and missing tensors.

@@ -93,7 +93,7 @@ def files_of_data(
         data: as for `open_dataset`.
         output: the existing file. Inside the folder DATA it counts as a part of the data, unless
             it is an earlier result.
-        kind: of the output.
+        kind: kind of the output.
         data_root: as for `open_dataset`.
     """
     source = Path(os.path.expanduser(data))  # as `open_dataset` reads it

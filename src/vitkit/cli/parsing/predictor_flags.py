@@ -21,7 +21,7 @@ class PredictorFlags:
 
     Attributes:
         choice: engine, precision and calibration of a checkpoint.
-        device: of a checkpoint.
+        device: device of a checkpoint.
         batch_size: images per batch.
         allow_partial: accept a checkpoint with unknown or missing tensors.
         trust_code: open an exported model of torch.
@@ -38,7 +38,7 @@ class PredictorFlags:
 
         Args:
             path: a checkpoint, a run folder, or an exported model.
-            images: that will be predicted.
+            images: images that will be predicted.
 
         Raises:
             SettingError: a flag that has no effect on this file.

@@ -31,7 +31,7 @@ def align(rows: Sequence[Sequence[str]], width: int | None = None) -> str:
     """Format rows as lines, their columns two spaces apart; all rows have as many cells.
 
     Args:
-        rows: of cells.
+        rows: rows of cells.
         width: columns of the terminal; in wider tables the first cell of a row has its own line,
             and the others follow below, as many on a line as fit. None: a row is one line.
     """

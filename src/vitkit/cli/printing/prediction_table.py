@@ -22,8 +22,8 @@ class PredictionTable:
     A name that is wider than its column has a line of its own, so that nothing is cut.
 
     Args:
-        names: of the images, as far as they are known.
-        classes: that can be predicted.
+        names: names of the images, as far as they are known.
+        classes: classes that can be predicted.
         width: columns of the terminal.
     """
 
@@ -45,7 +45,7 @@ class PredictionTable:
         """Return the lines of one image.
 
         Args:
-            name: of the image.
+            name: name of the image.
             top: its most probable classes with their probabilities [0, 1]; after the first, those
                 that round to 0.0 % are left out.
         """

@@ -28,7 +28,7 @@ def print_now(text: str, *, keeps_running: bool) -> None:
     """Print at once.
 
     Args:
-        text: to print.
+        text: text to print.
         keeps_running: print no more when the reader has left (`| head`), instead of raising
             `BrokenPipeError`.
     """
@@ -48,8 +48,8 @@ def print_table(
     """Print a row for each class of an image, with bars, or a line per image for programs.
 
     Args:
-        images: that will be predicted.
-        classes: that can be predicted.
+        images: images that will be predicted.
+        classes: classes that can be predicted.
         keeps_running: as for `print_now`.
     """
     width = terminal_width()

@@ -35,7 +35,7 @@ def crop_box(
     Args:
         size: (H, W) of the image.
         scale: smallest part of the area, (0, 1].
-        seed: of the run.
+        seed: seed of the run.
         augmentation_key: epoch and view, `randomness.augmentation_key`.
         index: the image's index in the split.
     """
@@ -78,8 +78,8 @@ def flips(
     """Draw which images of a batch are mirrored, each with the same chance.
 
     Args:
-        chance: of a flip, [0, 1].
-        seed: of the run.
+        chance: chance of a flip, [0, 1].
+        seed: seed of the run.
         augmentation_keys: epoch and view of each image (B,), or of all.
         indices: the images' indices in the split (B,).
     """
@@ -108,7 +108,7 @@ def shift_batch(
     Args:
         pixels: (B, H, W, C) uint8.
         largest: shift in pixels, up, down, left and right.
-        seed: of the run.
+        seed: seed of the run.
         augmentation_keys: epoch and view of each image (B,), or of all.
         indices: the images' indices in the split (B,).
     """

@@ -65,7 +65,7 @@ class Mixing:
         prob: chance that a batch is mixed at all.
         switch_prob: chance of CutMix where both are on.
         until: the step from which on nothing is mixed; `None` for never.
-        seed: of the run.
+        seed: seed of the run.
 
     Raises:
         SettingError: a value out of range.
@@ -83,8 +83,8 @@ class Mixing:
         """Draw the mixture of a part of a step; `None` for no mixing.
 
         Args:
-            step: of the run.
-            part: of the step, counted over all processes and micro-batches.
+            step: step of the run.
+            part: part of the step, counted over all processes and micro-batches.
             size: (H, W) of the images, in pixels.
         """
         key = int(hash64(self.seed, step, MIXING, part))

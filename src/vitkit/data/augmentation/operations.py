@@ -199,7 +199,7 @@ def matrices_of(
     Pixel centres are whole numbers.
 
     Args:
-        names: of `GEOMETRIC`, one for each image.
+        names: names of `GEOMETRIC`, one for each image.
         values: in the units that `GEOMETRIC` gives for each.
         size: (H, W) in pixels.
     """

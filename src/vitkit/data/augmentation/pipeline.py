@@ -97,7 +97,7 @@ class Augmentation:
         Args:
             size: (H, W) of the upright image.
             preprocess: size (h, w) of the resized crop.
-            seed: of the run.
+            seed: seed of the run.
             augmentation_key: epoch and view, `randomness.augmentation_key`.
             index: the image's index in the split.
         """
@@ -124,7 +124,7 @@ class Augmentation:
         Args:
             image: (H, W, 3) or (H, W, 1) uint8.
             preprocess: size (h, w) and channels C.
-            seed: of the run.
+            seed: seed of the run.
             augmentation_key: epoch and view, `randomness.augmentation_key`.
             index: the image's index in the split.
             size: the image's full size (H, W), where it was decoded smaller.
@@ -174,7 +174,7 @@ class Augmentation:
         """Return which images of a batch are mirrored.
 
         Args:
-            seed: of the run.
+            seed: seed of the run.
             augmentation_keys: epoch and view of each image (B,), or of all.
             indices: the images' indices in the split (B,).
         """
@@ -193,7 +193,7 @@ class Augmentation:
 
         Args:
             pixels: (B, H, W, C) uint8.
-            seed: of the run.
+            seed: seed of the run.
             augmentation_keys: epoch and view of each image (B,), or of all.
             indices: the images' indices in the split (B,).
         """
@@ -212,7 +212,7 @@ class Augmentation:
 
         Args:
             pixels: (B, H, W, C) uint8.
-            seed: of the run.
+            seed: seed of the run.
             augmentation_keys: epoch and view of each image (B,), or of all.
             indices: the images' indices in the split (B,).
         """
@@ -231,7 +231,7 @@ class BatchTransform:
         augmentation: applied here are its policy, colour jitter and erasing; the batch has been
             cropped and flipped already.
         mixing: mixup and CutMix; without it targets are class numbers.
-        seed: of the run.
+        seed: seed of the run.
 
     Raises:
         SettingError: a policy that does not exist.
@@ -263,8 +263,8 @@ class BatchTransform:
 
         Args:
             batch: pixels, labels, and the epoch and indices of its images.
-            step: of the run.
-            part: of the step, counted over all processes and micro-batches.
+            step: step of the run.
+            part: part of the step, counted over all processes and micro-batches.
         """
         images = self.images(batch)
         labels = batch.labels.to(self.device)

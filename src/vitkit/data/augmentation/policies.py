@@ -134,7 +134,7 @@ class Policy:
         """Draw the operations and values of every layer for every image.
 
         Args:
-            seed: of the run.
+            seed: seed of the run.
             augmentation_key: epoch and view, `randomness.augmentation_key`.
             indices: the images' indices in the split.
             purpose: key of the random numbers.

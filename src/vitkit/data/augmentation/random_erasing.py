@@ -37,8 +37,8 @@ def erase(
 
     Args:
         images: normalised, (B, C, H, W).
-        chance: that an image is erased, [0, 1].
-        seed: of the run.
+        chance: chance that an image is erased, [0, 1].
+        seed: seed of the run.
         augmentation_key: epoch and view of each (B,), `randomness.augmentation_key`.
         indices: the images' indices in the split (B,).
         purpose: key of the random numbers.

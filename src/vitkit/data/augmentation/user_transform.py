@@ -30,7 +30,7 @@ class UserTransform:
     Args:
         function: a PIL image -> a PIL image, an array or a tensor, as a dataset may hold them.
         name: its name, for messages.
-        seed: of the run.
+        seed: seed of the run.
     """
 
     def __init__(self, function: Callable[[Image.Image], Any], name: str, seed: int) -> None:

@@ -102,7 +102,7 @@ def _improve(
     Args:
         best: the index of the most similar thumbnail so far (M,), changed in place.
         scores: its correlation (M,), changed in place.
-        rows: of `best` and `scores`, those to compare.
+        rows: rows of `best` and `scores`, those to compare.
         views: their thumbnails.
         many: all thumbnails among which copies are searched.
         near: indices in `many` to compare with.

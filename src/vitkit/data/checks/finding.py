@@ -76,7 +76,7 @@ class ScannedImages:
     """The readable images of all splits in one list, training first.
 
     Attributes:
-        names: of the splits.
+        names: names of the splits.
         split: the index in `names` of each image's split (N,).
         indices: each image's index in its split (N,).
         groups: numbers of images with the same pixels, for each set of copies.

@@ -50,7 +50,7 @@ class _Hasher:
     """Hashes files, with retries; after a permanent failure (the disk is gone) without.
 
     Args:
-        paths: of the files.
+        paths: paths of the files.
     """
 
     def __init__(self, paths: Paths) -> None:

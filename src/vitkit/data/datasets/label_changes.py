@@ -29,7 +29,7 @@ class LabelChange:
         path: the image, as `Split.path` names it.
         old: the class that it has in the data; empty where the list does not say.
         new: its right class.
-        line: of the list, for messages.
+        line: line of the list, for messages.
     """
 
     path: str
@@ -43,7 +43,7 @@ class LabelChanges:
     """The corrected labels of a list, in which each image occurs once.
 
     Attributes:
-        name: of the file, for messages.
+        name: name of the file, for messages.
         changes: in the order of the file.
     """
 

@@ -140,7 +140,7 @@ def summarise(
 
     Args:
         pixels: (H, W, 3) RGB or (H, W, 1) grey, uint8.
-        properties: of `FILE_PROPERTIES`, those of the image's file.
+        properties: properties of `FILE_PROPERTIES`, those of the image's file.
     """
     height, width, _ = pixels.shape
     traits = {*properties}

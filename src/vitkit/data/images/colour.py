@@ -55,7 +55,7 @@ def rgb_pixels(image: Image.Image, name: str) -> RGBPixels:
     """Return the pixels of a loaded image as stored, before EXIF rotation.
 
     Args:
-        image: of any mode.
+        image: image of any mode.
         name: its name for messages.
 
     Raises:

@@ -60,7 +60,7 @@ class TrainingSteps(BatchSource):
     the same images whatever n is.
 
     Attributes:
-        augmentation: of the pixels, an `Augmentation`.
+        augmentation: augmentation of the pixels, an `Augmentation`.
         cycle: with V > 0, every image has V variants and no more: epoch e has the random numbers
             of epoch e mod V. The order is still the order of epoch e.
         sizes: side of the images of each epoch, in pixels; the last one is that of later epochs,
@@ -161,7 +161,7 @@ class TrainingSteps(BatchSource):
         """Return some images of the split as they are in an epoch.
 
         Args:
-            indices: of the images (B,).
+            indices: indices of the images (B,).
             epoch: counted from 0.
             views: the number of each image's repetition (B,); the first one where absent.
         """
@@ -281,8 +281,8 @@ def batches(
     raises, and at the latest when the interpreter exits.
 
     Args:
-        source: of the batches.
-        numbers: of the batches to make.
+        source: source of the batches.
+        numbers: numbers of the batches to make.
         workers: processes that make them; 0: this process.
         stopped: called every second while a batch of the processes is waited for; True ends the
             wait with a `LoaderError`.

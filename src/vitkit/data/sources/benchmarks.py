@@ -71,7 +71,7 @@ def known_folders(name: str, data_root: Path | None) -> tuple[Path, ...]:
     """Return the folders where the files of a dataset are looked for, in order.
 
     Args:
-        name: of the dataset, such as "mnist".
+        name: name of the dataset, such as "mnist".
         data_root: the user's folder, which comes first.
     """
     # Debian's packages of datasets put them below /usr/share.
@@ -86,7 +86,7 @@ def open_idx(name: str, folders: Sequence[Path]) -> Dataset:
 
     Args:
         name: "mnist" or "fashion-mnist".
-        folders: to look in, in order.
+        folders: folders to look in, in order.
 
     Raises:
         DataError: in none of them, a companion missing, or files that do not fit together.

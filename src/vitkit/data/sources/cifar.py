@@ -63,7 +63,7 @@ def open_cifar(name: str, folders: Sequence[Path]) -> Dataset:
 
     Args:
         name: "cifar10" or "cifar100".
-        folders: to look in, in order.
+        folders: folders to look in, in order.
 
     Raises:
         DataError: nowhere, only as a pickle, or files with other contents than CIFAR's.

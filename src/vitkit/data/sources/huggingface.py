@@ -93,7 +93,7 @@ def open_from_hub(address: str, name: str, folders: Sequence[Path], how_to_get: 
 
     Args:
         address: `hf://owner/name`.
-        name: of the dataset, for messages.
+        name: name of the dataset, for messages.
         folders: those that were searched.
         how_to_get: where the files come from, for messages.
 

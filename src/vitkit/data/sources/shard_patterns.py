@@ -83,7 +83,7 @@ def files_by_split(names: Sequence[str], where: str) -> dict[str, list[int]]:
     """Group files by the split in their names; all belong to the pool where no name has one.
 
     Args:
-        names: of the files.
+        names: names of the files.
         where: the folder or address, for messages.
 
     Returns:

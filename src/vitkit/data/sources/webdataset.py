@@ -154,7 +154,7 @@ def part_of(indexes: Sequence[Index], store: Callable[..., Store]) -> NamedImage
     """Return the images of these shards.
 
     Args:
-        indexes: of the shards, in order.
+        indexes: indexes of the shards, in order.
         store: called with the images' keys, shards (N,) and offsets and sizes (N, 2).
     """
     counts: list[int] = []

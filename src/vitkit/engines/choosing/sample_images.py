@@ -21,7 +21,7 @@ def sample_images(
         count: B.
         channels: C.
         image_size: (H, W) in pixels.
-        seed: of the noise.
+        seed: seed of the noise.
     """
     height, width = image_size
     generator = torch.Generator().manual_seed(seed)

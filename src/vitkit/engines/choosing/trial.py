@@ -34,11 +34,11 @@ class Trial:
 
     Attributes:
         engine: its name.
-        precision: that it computed in.
+        precision: precision that it computed in.
         start_seconds: until the first batch of a converted model is done, without the import of
             torch and the reading of the model, which every engine needs.
         image_seconds: the median time of a batch, for one image.
-        agreement: of its logits with those of torch in float32.
+        agreement: agreement of its logits with those of torch in float32.
         reason: why the engine cannot be used here, if so.
         made: when, in seconds since 1970.
     """
@@ -85,8 +85,8 @@ def run_trial(inputs: str, kept: str, name: str, precision: str, threads: str) -
     Args:
         inputs: folder with the model, the images and the logits that are expected.
         kept: folder in which a converted model is kept.
-        name: of the engine.
-        precision: to compute in.
+        name: name of the engine.
+        precision: precision to compute in.
         threads: number of threads.
     """
     torch.set_num_threads(int(threads))

@@ -61,7 +61,7 @@ def machine_key(threads: int) -> str:
     """Return a digest of what the speed depends on: processor, cores, threads and versions.
 
     Args:
-        threads: that an engine may use.
+        threads: threads that an engine may use.
     """
     cores: Iterable[int] = range(os.cpu_count() or 1)
     if hasattr(os, "sched_getaffinity"):
@@ -94,7 +94,7 @@ def one_at_a_time(folder: Path, report: Callable[[str], object]) -> Iterator[Non
     The operating system releases the lock when the process ends, however it ends.
 
     Args:
-        folder: of the model; made if missing.
+        folder: folder of the model; made if missing.
         report: receives a line if another process is waited for.
 
     Raises:

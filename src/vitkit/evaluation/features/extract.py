@@ -48,7 +48,7 @@ def extract_features(
         dataset: the images.
         split: the split's name.
         preprocess: the evaluation transform.
-        device: of the model; default the CPU.
+        device: device of the model; default the CPU.
         batch_size: images per batch.
         workers: number of loader processes.
         cache: folder of cached features; default `features` in the user's cache folder. They belong

@@ -27,7 +27,7 @@ class LinearClassifier:
     Attributes:
         weight: (K, E).
         bias: (K,).
-        strength: of the L2 penalty that was best on validation.
+        strength: strength of the L2 penalty that was best on validation.
         top1: on validation, in [0, 1].
         loss: on validation, in nats.
     """

@@ -33,7 +33,7 @@ def out_of_fold_probabilities(
     except through the features themselves.
 
     Args:
-        features: of a frozen model (N, E).
+        features: features of a frozen model (N, E).
         labels: class numbers (N,).
         num_classes: K.
         folds: number of classifiers.
@@ -99,7 +99,7 @@ def rank_suspects(
     Args:
         labels: class numbers (N,).
         predicted: most probable classes (N,).
-        probability: of the predicted classes (N,), in [0, 1].
+        probability: probability of the predicted classes (N,), in [0, 1].
         label_probability: of the labels (N,), in [0, 1]; images with NaN are left out.
     """
     known = np.isfinite(label_probability) & np.isfinite(probability)

@@ -126,8 +126,8 @@ def count_artefacts(
     """Count the patches of high norm.
 
     Args:
-        norms: of the patches of each image.
-        attention: of the readout to the patches, each image's sum is 1.
+        norms: norms of the patches of each image.
+        attention: attention of the readout to the patches, each image's sum is 1.
         threshold: as for `find_artefacts`.
 
     Raises:

@@ -37,7 +37,7 @@ class ModelExplanation:
     """The things that a model has learned: filters, positions, and attention over depth.
 
     Attributes:
-        name: of the model, for captions.
+        name: name of the model, for captions.
         filters: principal components of the first-layer filters.
         positions: cosine similarity of the positions of all patches.
         depth: attention distance and entropy, and token similarity of each layer; `None` where no
@@ -265,7 +265,7 @@ def check_model_files(
         files: as `output_files` returns them.
         overwrite: replace files that are no earlier results, too.
         inputs: files that are never replaced.
-        flag: that named the folder.
+        flag: flag that named the folder.
 
     Raises:
         OutputError: a file that is no earlier result, or a folder that cannot be written.

@@ -64,7 +64,7 @@ class ModelMeasurement:
         """Return the numbers, of the weights and of the images so far.
 
         Args:
-            name: of the model, for captions.
+            name: name of the model, for captions.
         """
         filters, positions = first_layer_filters(self.model), position_similarity(self.model)
         if not self._norms:

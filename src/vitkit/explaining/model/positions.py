@@ -26,7 +26,7 @@ class PositionSimilarity:
 
     Attributes:
         cosine: (gh, gw, gh, gw) in [-1, 1]; at [i, j] the map of the patch in row i and column j.
-        kind: of the positions, in words.
+        kind: kind of the positions, in words.
         missing: why there is none, as a sentence; else empty.
     """
 

@@ -38,14 +38,14 @@ class ArtefactDescription:
         classes: the K class names in the order of the logits; empty means numbers.
         num_classes: K.
         temperature: divides the logits before the softmax.
-        precision: of the numbers: `float32`, `bfloat16` or `float16`.
+        precision: precision of the numbers: `float32`, `bfloat16` or `float16`.
         int8: True if the linear layers of the blocks are quantised.
         with_preprocessing: True if the graph takes uint8 images (B, H, W, 3) of any size and
             returns probabilities and logits; else it takes (B, C, h, w) float32 and returns logits.
-        versions: of the libraries that wrote it.
+        versions: versions of the libraries that wrote it.
         source: the checkpoint's name, its sha256, if it is a file, and `metadata`, the part of its
             metadata that says how its data were opened and split.
-        figures: of the check after writing, as `OUT.json` has them.
+        figures: figures of the check after writing, as `OUT.json` has them.
     """
 
     format: str
@@ -108,7 +108,7 @@ class ArtefactDescription:
 
         Args:
             text: the document; None where the artefact has none.
-            path: of the artefact, for messages.
+            path: path of the artefact, for messages.
 
         Raises:
             CheckpointError: no description, a damaged one, or one of a newer version.

@@ -46,7 +46,7 @@ def write_onnx(proto: Any, path: Path, description: str) -> None:
 
     Args:
         proto: `onnx.ModelProto`.
-        path: of the file.
+        path: path of the file.
         description: the text of an `ArtefactDescription`.
     """
     onnx = runtime_module("onnx")
@@ -143,7 +143,7 @@ def open_onnx(path: Path) -> Session:
     """Open a file that `read_onnx_description` has checked, on the CPU.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
     Raises:
         CheckpointError: onnxruntime lacks an operator, or a newer opset is needed.

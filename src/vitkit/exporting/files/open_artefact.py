@@ -20,7 +20,7 @@ class Artefact:
     """An exported model that is open.
 
     Attributes:
-        path: of the file.
+        path: path of the file.
         description: its preprocessing, class names and temperature.
         session: runs it.
     """

@@ -34,7 +34,7 @@ def write_openvino(model: Any, path: Path, description: str, *, half: bool) -> N
 
     Args:
         model: `openvino.Model`.
-        path: of the `.xml` file.
+        path: path of the `.xml` file.
         description: the text of an `ArtefactDescription`.
         half: store the weights in float16.
     """
@@ -127,8 +127,8 @@ def open_openvino(path: Path, precision: str) -> Session:
     """Open a model that `read_openvino_description` has checked, on the CPU.
 
     Args:
-        path: of the `.xml` file.
-        precision: of the artefact.
+        path: path of the `.xml` file.
+        precision: precision of the artefact.
 
     Raises:
         CheckpointError: OpenVINO lacks an operator.

@@ -19,7 +19,7 @@ def runtime_module(name: str) -> Any:
     """Import the library of a runtime, with its telemetry switched off.
 
     Args:
-        name: of the module, such as `onnxruntime`.
+        name: name of the module, such as `onnxruntime`.
 
     Raises:
         MissingExtraError: it is not installed.

@@ -121,7 +121,7 @@ def open_torch(path: Path, format: str) -> Session:
     """Open an archive that `read_torch_description` has checked and that is trusted.
 
     Args:
-        path: of the file.
+        path: path of the file.
         format: `torch` or `aoti`.
 
     Raises:

@@ -20,7 +20,7 @@ def send_message(
     Args:
         stream: the pipe.
         values: JSON values.
-        arrays: of numbers.
+        arrays: arrays of numbers.
     """
     shapes = [{"dtype": array.dtype.str, "shape": array.shape} for array in arrays]
     stream.write(json.dumps({"values": dict(values), "arrays": shapes}).encode() + b"\n")

@@ -69,7 +69,7 @@ class ClassAccuracies:
     """The accuracy on the images of one class, by torch and by the exported model.
 
     Attributes:
-        name: of the class.
+        name: name of the class.
         images: how many there are.
         torch: share that is right by torch, in [0, 1].
         exported: the same by the exported model.
@@ -124,7 +124,7 @@ def paired_logits(
         checkpoint: its model runs in float32 on the CPU.
         images: N of them.
         process: the exported model in a process of its own.
-        description: of the exported model.
+        description: description of the exported model.
 
     Raises:
         CheckpointError: the exported model cannot be run, or gives another shape.
@@ -189,7 +189,7 @@ def compare_outputs(
     Args:
         pairs: the logits.
         images: with labels, if accuracy is to be compared.
-        description: of the exported model.
+        description: description of the exported model.
 
     Raises:
         CheckpointError: torch's own logits are not finite.
@@ -312,7 +312,7 @@ def refuse_other_batches(run: Run, image: np.ndarray, description: ArtefactDescr
     Args:
         run: runs the exported model.
         image: RGB (H, W, 3) uint8; the second one is its mirror image.
-        description: of the exported model.
+        description: description of the exported model.
 
     Raises:
         CheckpointError: it cannot run two images, or their logits differ.

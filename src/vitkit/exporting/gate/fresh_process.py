@@ -32,7 +32,7 @@ class FreshProcess:
     """A running child process with an open artefact; a context manager that ends it.
 
     Args:
-        path: of the artefact.
+        path: path of the artefact.
         seconds: time that opening, or one batch, may take.
         command: the child; it takes the path.
 

@@ -41,8 +41,8 @@ class GateImages:
         images: read by `read`; a split, or generated ones.
         labels: class numbers (N,), as the checkpoint numbers them; None for generated images.
         data: name of the dataset; empty for generated images.
-        split: of the dataset.
-        fingerprint: of the dataset.
+        split: split of the dataset.
+        fingerprint: fingerprint of the dataset.
     """
 
     images: Split | GeneratedImages
@@ -73,7 +73,7 @@ class CalibrationImages:
     Attributes:
         images: N of them, (H, W, C) uint8: RGB of any size, or fitted to the model.
         data: name of the dataset.
-        split: of the dataset.
+        split: split of the dataset.
         left_out: how many were left out, as the check uses images with the same pixels.
     """
 

@@ -34,10 +34,10 @@ def measure_latency(
     Both run in turns, so that other work on the machine meets both; each one's fastest run counts.
 
     Args:
-        checkpoint: of the exported model.
+        checkpoint: checkpoint of the exported model.
         image: RGB (H, W, 3) uint8.
         process: runs the exported model.
-        description: of it.
+        description: description of it.
         baseline: runs the same model in float32 by the same runtime; None: torch, from the decoded
             image on where the preprocessing is inside.
     """

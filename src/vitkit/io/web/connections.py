@@ -74,8 +74,8 @@ class Attempts(urllib3.Retry):
         """Return what is left after an attempt, or a redirection; None where no other may help.
 
         Args:
-            address: that was asked.
-            response: of the server; None where there was none.
+            address: address that was asked.
+            response: response of the server; None where there was none.
             error: why there was none.
         """
         if response is None:
@@ -150,7 +150,7 @@ def open_address(
     """Yield a server's response, whose body is a file or the requested range of it.
 
     Args:
-        address: of the file; redirections from it are followed.
+        address: address of the file; redirections from it are followed.
         attempts: how often a server is asked if it cannot be reached or is overloaded.
         headers: of the request. Where the server refuses its `Range`, the whole file is requested.
 

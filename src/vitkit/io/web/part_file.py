@@ -16,7 +16,7 @@ class PartFile:
     """The bytes of a file received so far; a `.state` file beside them names their version.
 
     Attributes:
-        path: of the bytes.
+        path: path of the bytes.
     """
 
     path: Path

@@ -19,7 +19,7 @@ class FeatureInfo:
     """The module, channels and pixels per cell of each map, as timm's class of this name.
 
     Args:
-        info: of every block; `ViT.feature_info`.
+        info: info of every block; `ViT.feature_info`.
         out_indices: the blocks whose maps are returned.
     """
 

@@ -95,7 +95,7 @@ def draw_norms(axes: Axes, norms: Float64[np.ndarray, " n"], threshold: float) -
 
     Args:
         axes: the panel.
-        norms: of all patch tokens of all images after the last block.
+        norms: norms of all patch tokens of all images after the last block.
         threshold: a norm above it is high.
     """
     edges = np.histogram_bin_edges(norms, bins=BINS).tolist()

@@ -22,10 +22,10 @@ class Explanations:
     """Heat maps of the predicted class, by the weights of a run.
 
     Args:
-        checkpoint: of the run; None if it has none.
+        checkpoint: checkpoint of the run; None if it has none.
 
     Attributes:
-        method: that draws them, the default one of `vitkit explain`.
+        method: method that draws them, the default one of `vitkit explain`.
         count: maps drawn so far.
         problem: why there are none, a sentence; empty where there are.
     """
@@ -42,7 +42,7 @@ class Explanations:
 
         Args:
             split: the images.
-            place: of the image in it.
+            place: place of the image in it.
         """
         now = time.monotonic()
         self._end = self._end or now + SECONDS

@@ -26,11 +26,11 @@ class Mistake:
     """An image with a wrong prediction.
 
     Attributes:
-        name: of the image.
+        name: name of the image.
         label: its class.
         predicted: the class that was predicted.
-        probability: of that class, in [0, 1].
-        label_probability: of its own class, in [0, 1].
+        probability: probability of that class, in [0, 1].
+        label_probability: probability of its own class, in [0, 1].
         image: a small copy as an address that contains it; empty where there is none.
         is_small: whether the copy is enlarged without blur.
         explanation: an overlay of what speaks for the predicted class, as an address; empty where
@@ -72,8 +72,8 @@ class MistakeList:
     """The mistakes among predictions, with their images where the data can still be read.
 
     Args:
-        predictions: of the images of a split.
-        images: of the run.
+        predictions: predictions of the images of a split.
+        images: images of the run.
     """
 
     def __init__(self, predictions: Predictions, images: RunImages) -> None:

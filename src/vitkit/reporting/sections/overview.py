@@ -121,8 +121,8 @@ def format_score(scores: Metrics, name: str) -> Score:
     """Format a score, with its interval where that is stored.
 
     Args:
-        scores: of one split.
-        name: of the score, such as `top1`.
+        scores: scores of one split.
+        name: name of the score, such as `top1`.
     """
     if name not in scores:
         return Score()

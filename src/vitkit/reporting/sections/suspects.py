@@ -56,11 +56,11 @@ class Suspect:
 
     Attributes:
         path: the image, as relabel.csv names it.
-        number: of the image in its split.
+        number: number of the image in its split.
         label: its class.
         predicted: a more probable class.
-        probability: of that class, in [0, 1].
-        label_probability: of its own class, in [0, 1].
+        probability: probability of that class, in [0, 1].
+        label_probability: probability of its own class, in [0, 1].
         image: a small copy as an address that contains it; empty where there is none.
         is_small: whether the copy is enlarged without blur.
         name: the image, as predictions and messages name it; empty where that is not known.

@@ -138,7 +138,7 @@ class ReportProgress(Callback):
         Args:
             model: in eval mode.
             epoch: counted from 1; the last one is always looked at.
-            step: of the run.
+            step: step of the run.
         """
         plan = self.run.plan
         config = plan.config

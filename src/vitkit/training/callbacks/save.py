@@ -102,8 +102,8 @@ class Save(Callback):
         """Write the model with all that is needed to use it. Raises `OutputError`.
 
         Args:
-            path: of the file.
-            metrics: of each split.
+            path: path of the file.
+            metrics: metrics of each split.
             whole: the model in one piece, where it is gathered already.
         """
         world = self.run.world
@@ -148,7 +148,7 @@ def write_weights(path: Path, model: ViT, run: Run, metrics: dict[str, Metrics])
     """Write a model in one piece as a file that describes itself; returns the path.
 
     Args:
-        path: of the file.
+        path: path of the file.
         model: the weights, not sharded.
         run: has preprocessing, classes, settings and data.
         metrics: split -> scores of these weights.

@@ -21,7 +21,7 @@ class Unused:
     """Settings that have no effect.
 
     Attributes:
-        names: of the settings, one or more.
+        names: names of the settings, one or more.
         reason: why, and how to mend it, in one line.
     """
 

@@ -16,7 +16,7 @@ def kind_of_run(settings: Mapping[str, Any]) -> dict[str, Any] | None:
     Neither the seed nor the path of the weights that they started from is among them.
 
     Args:
-        settings: of a run, as its checkpoint stores them.
+        settings: settings of a run, as its checkpoint stores them.
 
     Returns:
         The settings; `None` if there are none.

@@ -44,7 +44,7 @@ def decide_settings(
     Args:
         config: the settings.
         dataset: with its training images.
-        processes: that share each batch.
+        processes: processes that share each batch.
 
     Returns:
         All settings, and at most one line: what was chosen, and what may be better.

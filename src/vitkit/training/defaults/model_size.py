@@ -123,7 +123,7 @@ def default_size(images: int, statistics: ImageStatistics) -> ModelSize | None:
 
     Args:
         images: training images.
-        statistics: of these images.
+        statistics: statistics of these images.
 
     Returns:
         The size; `None` where a preset at its own resolution learns more.
@@ -140,9 +140,9 @@ def scratch_settings(
     """Adapt a recipe to images of another size, with an augmentation for them.
 
     Args:
-        size: of the model.
-        statistics: of the training images.
-        side: of the model's images, in pixels; default that of the images, up to `LARGEST`.
+        size: size of the model.
+        statistics: statistics of the training images.
+        side: side of the model's images, in pixels; default that of the images, up to `LARGEST`.
 
     Raises:
         SettingError: a side that only patches of more than a third of it divide.

@@ -41,7 +41,7 @@ def default_batch_size(config: TrainConfig, images: int, most: int, processes: i
         config: the settings.
         images: training images.
         most: the upper limit, unless other settings need more.
-        processes: that share each batch.
+        processes: processes that share each batch.
     """
     # every process has as many images in each micro-batch as any other
     shares = config.grad_accum_steps * processes

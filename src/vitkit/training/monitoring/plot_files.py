@@ -77,7 +77,7 @@ def write_confusion(
     """Write the confusion matrix of a split, as `write_figure` does.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         split: `val` or `test`, for the title.
         counts: images of class i predicted as class j, at [i, j].
         classes: the K names.

@@ -65,9 +65,9 @@ def make_loss(name: str, *, smoothing: float = 0.0, threshold: float | None = No
     """Return the loss of a name: `cross-entropy`, `bce`, or a user's own as `module:function`.
 
     Args:
-        name: of the loss.
+        name: name of the loss.
         smoothing: label smoothing in [0, 1); a user's own loss gets none.
-        threshold: of `BinaryCrossEntropy`.
+        threshold: threshold of `BinaryCrossEntropy`.
 
     Raises:
         SettingError: there is no loss of this name, or the module or function cannot be imported.

@@ -48,7 +48,7 @@ def place_like(model: ViT, other: ViT, world: ProcessGroup, device: torch.device
         model: with whole weights; changed in place, and returned.
         other: the model whose layout it gets.
         world: the processes of the run, all of which must call.
-        device: of this process.
+        device: device of this process.
     """
     if not has_shards(other):
         return model.to(device)

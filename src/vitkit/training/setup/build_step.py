@@ -30,7 +30,7 @@ def make_teacher_targets(
     Args:
         plan: the run.
         folder: cache of the teacher's logits.
-        precision: of the student's training, in which the teacher is evaluated, too.
+        precision: precision of the student's training, in which the teacher is evaluated, too.
         world: the processes of the run.
         stop: set by a signal.
     """

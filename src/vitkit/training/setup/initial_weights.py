@@ -32,7 +32,7 @@ class InitialWeights:
     """The spec, preprocessing and weights that a run starts from.
 
     Attributes:
-        spec: of the model, its head as wide as there are classes.
+        spec: spec of the model, its head as wide as there are classes.
         preprocess: the evaluation transform.
         weights: of the whole model; `None` for random ones, or where the state of a stopped run
             has them.
@@ -155,8 +155,8 @@ def make_model(
     """Build the model of a run on its device, and freeze the parts that the settings name.
 
     Args:
-        spec: of the model.
-        weights: of the whole model; `None` for random ones, from torch's global generator.
+        spec: spec of the model.
+        weights: weights of the whole model; `None` for random ones, from torch's global generator.
         config: names the frozen parts and the optimizer.
         device: where the model trains.
 

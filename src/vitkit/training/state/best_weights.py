@@ -15,7 +15,7 @@ def load_best(path: Path, num_classes: int) -> Checkpoint:
     """Return the best weights of a run.
 
     Args:
-        path: of their file.
+        path: path of their file.
         num_classes: K of the run.
 
     Raises:

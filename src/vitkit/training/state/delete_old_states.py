@@ -26,7 +26,7 @@ def delete_older_states(states: Sequence[Path], step: int) -> None:
 
     Args:
         states: all states of a folder, the oldest first.
-        step: of the newest state.
+        step: step of the newest state.
     """
     earlier = [state for state in states if step_of(state) <= step]
     for state in earlier[:-KEPT]:

@@ -25,7 +25,7 @@ def change_field(field: str, wanted: Any, spec: ViTSpec, state: State) -> Change
     """Return the tensors of a model with another value of a field.
 
     Args:
-        field: of `ViTSpec`.
+        field: field of `ViTSpec`.
         wanted: the value.
         spec: the architecture so far.
         state: its tensors, by our names; not changed.

@@ -29,7 +29,7 @@ def resize_kernel(
     Args:
         kernel: w (D, C, P, Q).
         size: (height, width) of the new patches, in pixels.
-        mode: of B, antialiased: `bilinear` (the paper's) or `bicubic`.
+        mode: mode of B, antialiased: `bilinear` (the paper's) or `bicubic`.
 
     Returns:
         The new kernel (D, C, P2, Q2), in the dtype of the old one.

@@ -92,7 +92,7 @@ def reference_model(target: str, path: Path, spec: ViTSpec) -> ReferenceModel | 
 
     Args:
         target: a format, one of `formats()`.
-        path: of the files: a folder, or one file.
+        path: path of the files: a folder, or one file.
         spec: the model in the files.
 
     Returns:

@@ -47,7 +47,7 @@ class WrittenCheckpoint(NamedTuple):
 
     Attributes:
         files: written.
-        spec: of the model in them.
+        spec: spec of the model in them.
         steps: the changes that the format needed.
         unchanged: number of tensors with the same bits as before.
     """

@@ -57,7 +57,7 @@ def array_header(
     """Return shape and dtype of an array, checked against the bytes that its entry declares.
 
     Args:
-        name: of the array, for messages.
+        name: name of the array, for messages.
         file: at the start of the array.
         size: bytes of the entry.
 

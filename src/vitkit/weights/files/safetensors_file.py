@@ -124,7 +124,7 @@ def bytes_reader(
         file: open for reading.
         start: offset of the tensor's first byte in it.
         dtype: as safetensors names it.
-        shape: of the tensor.
+        shape: shape of the tensor.
 
     Returns:
         A function that raises `ValueError` for a file that has become shorter, or for a dtype that

@@ -48,7 +48,7 @@ class ComputedTensor(NamedTuple):
     """A tensor that is computed from others of its file.
 
     Attributes:
-        shape: of it.
+        shape: shape of the tensor.
         dtype: as the file names it.
         read: computes it.
     """
@@ -64,7 +64,7 @@ class Source(Mapping[str, Tensor]):
     Each tensor has memory of its own: later changes of the file do not reach it.
 
     Args:
-        header: of the file.
+        header: header of the file.
         readers: tensor name -> the function that reads it.
         files: the open files, closed with the source.
     """

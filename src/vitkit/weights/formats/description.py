@@ -58,7 +58,7 @@ def read_description(header: Header, entry: str = METADATA_KEY) -> Description |
     """Return the description in a header, or None where it has none.
 
     Args:
-        header: of the file.
+        header: header of the file.
         entry: key of the header's metadata: `METADATA_KEY` or `FOREIGN_METADATA_KEY`.
 
     Raises:

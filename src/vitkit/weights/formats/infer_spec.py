@@ -78,7 +78,7 @@ def depth_of(names: Iterable[str], pattern: str) -> int:
     """Return the number of blocks that the names count.
 
     Args:
-        names: of tensors.
+        names: names of tensors.
         pattern: a regular expression with one group, the number of the block.
 
     Raises:
@@ -104,7 +104,7 @@ def square_grid(rows: int, prefix: int) -> int:
     """Return the side of a square grid whose position table has this number of rows.
 
     Args:
-        rows: of the table.
+        rows: rows of the table.
         prefix: those of them that belong to prefix tokens.
 
     Raises:
@@ -123,7 +123,7 @@ def image_size(rows: int, prefix: int, patch: tuple[int, int], requested: Any) -
     """Return the image size (H, W) in pixels that a position table is for.
 
     Args:
-        rows: of the table.
+        rows: rows of the table.
         prefix: those of them that belong to prefix tokens.
         patch: (height, width) in pixels.
         requested: one number, (H, W), or None for a square of the grid in the table.
@@ -167,7 +167,7 @@ def finish(
     """Return an `Inferred` of fields that are known in different ways.
 
     Args:
-        fields: of `ViTSpec`; those that are neither `stored` nor `usual` follow from shapes.
+        fields: fields of `ViTSpec`; those that are neither `stored` nor `usual` follow from shapes.
         overrides: fields that the user gives; they count as stored.
         preprocess: its `image_size` becomes the spec's; for another number of channels, mean and
             std become the means of theirs, as many formats state three for grey images too.

@@ -104,7 +104,7 @@ class Table:
         """Return the rows for a model, with block numbers and kinds filled in.
 
         Args:
-            names: of all tensors of the model, ours.
+            names: names of all tensors of the model, ours.
             depth: L, the number of its blocks.
 
         Raises:
@@ -191,8 +191,8 @@ def match_keys(table: Table, header: Header, ours: Set[str], depth: int) -> KeyM
     """Match the names in a file with those that a format has for a model.
 
     Args:
-        table: of the file's format.
-        header: of the file, with the names of the table.
+        table: table of the file's format.
+        header: header of the file, with the names of the table.
         ours: our names of all tensors of the model.
         depth: L, the number of its blocks.
     """
@@ -253,7 +253,7 @@ def read_tensors(
     """Read their tensors under our names.
 
     Args:
-        table: of their format.
+        table: table of their format.
         spec: the model.
         shapes: our name -> shape of all tensors of the model.
         theirs: the open file, with the names of the table.
@@ -311,7 +311,7 @@ def write_tensors(table: Table, spec: ViTSpec, ours: Mapping[str, Tensor]) -> di
     """Return our tensors under their names, contiguous.
 
     Args:
-        table: of their format.
+        table: table of their format.
         spec: the model.
         ours: all of its tensors, by our names.
 

@@ -34,7 +34,7 @@ def refuse_unsaved_changes(
 
     Args:
         vit: as it is; hooks that it has are called with one image.
-        spec: of the file.
+        spec: spec of the file.
         state: the tensors of the file.
         path: the file, for messages.
 

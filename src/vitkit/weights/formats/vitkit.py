@@ -121,7 +121,7 @@ def own_file_writer(
         preprocess: as for `save`.
         classes: as for `save`.
         metadata: as for `save`.
-        dtype: of the tensors in the file; default as in the model.
+        dtype: dtype of the tensors in the file; default as in the model.
         path: the file, for messages.
 
     Raises:

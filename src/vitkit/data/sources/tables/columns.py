@@ -36,7 +36,7 @@ def find_columns(schema: pa.Schema, where: str) -> Columns:
     """Find the columns of images and labels, by their types, then by their names.
 
     Args:
-        schema: of the table.
+        schema: schema of the table.
         where: the file's name for messages.
 
     Raises:

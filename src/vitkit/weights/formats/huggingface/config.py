@@ -32,8 +32,8 @@ class ModelFamily(NamedTuple):
     Attributes:
         name: start of the names of its classes.
         norm_eps: the default of its config.
-        resampling: of positions for another grid.
-        preprocess: that of its published models.
+        resampling: resampling of positions for another grid.
+        preprocess: preprocessing of its published models.
     """
 
     name: str
@@ -61,7 +61,7 @@ class HfConfig:
 
     Attributes:
         exists: False where there is none; all else is empty then.
-        fields: of `ViTSpec`.
+        fields: fields of `ViTSpec`.
         architecture: the class that wrote the file, or empty.
         names: number of a class -> its name.
         sizes: fields that shapes decide, as the file states them.

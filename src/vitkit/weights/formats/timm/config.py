@@ -63,7 +63,7 @@ class StatedModel(NamedTuple):
     """A model's description in the document beside a file.
 
     Attributes:
-        fields: of `ViTSpec`.
+        fields: fields of `ViTSpec`.
         preprocess: fields of `Preprocess`.
         classes: class names, or none.
         width: D of the architecture, if it is known.
@@ -107,7 +107,7 @@ def read_statement(
     Args:
         config: the document.
         overrides: spec fields of the caller; positions among them settle what a name leaves open.
-        origin: of the name: `config.json`, or `arch` of a training checkpoint.
+        origin: origin of the name: `config.json`, or `arch` of a training checkpoint.
 
     Raises:
         CheckpointError: a model that vitkit does not know and that the caller does not declare

@@ -50,7 +50,7 @@ def infer_with_defaults(
     """Infer a model from shapes, then from `config.json`, then from usual values.
 
     Args:
-        header: of the prepared file.
+        header: header of the prepared file.
         overrides: spec fields that the user gives.
         preprocess: the usual one for files of this origin.
         **defaults: spec fields that the code of this origin decides.
@@ -219,7 +219,7 @@ def _position_fields(
     """Infer positions and image size.
 
     Args:
-        header: of the file.
+        header: header of the file.
         fields: those inferred so far.
         overrides: fields of the user.
         given: fields of the user and of `config.json`.
