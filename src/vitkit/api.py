@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vitkit.train_settings import TrainSettings
     from vitkit.training.result import TrainResult
 
-# Training is imported in the functions that need it: an explanation must not wait for that.
+# Training is imported in the functions that need it: an explanation must not wait for it.
 
 
 def train(
@@ -99,7 +99,7 @@ def show_batch(
 
 
 def _with_recipe(settings: TrainSettings, recipe: str | Path | None) -> dict[str, Any]:
-    # left out, not None: a run that is resumed keeps the recipe of its own
+    # omitted, not None: a resumed run keeps its recipe
     if recipe is None:
         return {**settings}
     return {**settings, "recipe": recipe}
@@ -154,7 +154,7 @@ def compare(
     _check_paths(checkpoints)
     if report is not None:  # first, as an evaluation may take minutes
         check_comparison_output(report, checkpoints, overwrite=overwrite)
-    with kept_data(data) as address:  # an object has one while this runs; a path is its own
+    with kept_data(data) as address:  # valid inside this block, if the data are an object
         comparison = compare_checkpoints(
             *checkpoints,
             data=address,

@@ -190,7 +190,7 @@ EXPECTATIONS = {
 
 def _all_expected(problems: Sequence[ErrorDetails]) -> str:
     """Describe the expected values of a field; one with a union type has problems for each type."""
-    # (nan, nan, nan) has a wrong length for one of two types, but that is not what is wrong
+    # (nan, nan, nan) also has a wrong length for one of two types, which is not the problem
     others = [problem for problem in problems if not _is_about_length(problem)]
     return " or ".join(dict.fromkeys(map(_expected, others or problems)))
 

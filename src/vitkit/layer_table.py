@@ -289,7 +289,7 @@ class _Sizes:
             part.register_forward_hook(self._record)
 
     def _record(self, part: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        # Of a module that is called several times, the sizes of the last call are shown.
+        # If a module is called several times, the sizes of the last call are shown.
         first = inputs[0] if inputs else None
         self._inputs[part] = tuple(first.shape) if isinstance(first, Tensor) else ()
         self._outputs[part] = tuple(output.shape) if isinstance(output, Tensor) else ()

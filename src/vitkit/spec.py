@@ -79,7 +79,7 @@ def resolve_head_width(width: int, num_heads: int, head_width: int | None) -> in
     if head_width is not None:
         return head_width
     if width % num_heads:
-        # a correct number is suggested: the two nearest ones
+        # suggest the two nearest valid numbers
         divisors = [k for k in range(1, width + 1) if width % k == 0]
         nearest = sorted(sorted(divisors, key=lambda k: abs(k - num_heads))[:2])
         raise SpecError(

@@ -89,7 +89,7 @@ def check_command(
         report = check_dataset(dataset, workers=workers, advance=advance)
     _deliver(report, output, as_json=json)
     _refuse(report, strict=strict)
-    if not json:  # a program reads the report alone
+    if not json:  # with --json, stdout has the report only
         given = flags(data_root=data_root, relabel=relabel, **choice)
         print_results(then=[("train", data, *given)])
 

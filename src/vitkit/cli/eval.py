@@ -273,7 +273,7 @@ def _table(evaluation: Evaluation) -> str:
         scores.append([name, shown, ", ".join(notes)])
     width = terminal_width()
     table = align(scores, width)
-    # classes that are all right are left out below
+    # classes without mistakes are left out below
     worst = sorted(evaluation.per_class, key=lambda score: score.accuracy)[:LISTED_CLASSES]
     rows = [_class_row(evaluation, score) for score in worst if score.accuracy < 1]
     if rows:

@@ -74,7 +74,7 @@ def fastest_kernels(model: ViT, batch_size: int) -> None:
     tokens = torch.randn(batch_size, count, spec.width, dtype=like.dtype)
     block = model.blocks[0]
     if spec.positions == "rope":
-        return  # the block alone has no angles
+        return  # a single block gets no rotary angles
     with torch.inference_mode():
         kernels: tuple[AttentionKernel, ...] = ("fused", "plain")
         times = in_turns(

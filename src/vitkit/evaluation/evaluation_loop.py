@@ -64,14 +64,14 @@ def predict_batches(
     )
     # Weights that FSDP2 gathers in inference mode could not be trained afterwards.
     no_gradients = torch.no_grad if collective else torch.inference_mode
-    # this process's share alone
+    # only this process's share
     for batch in batches(source, range(len(source)), workers=workers):
         tell_failed(batch.failed)
         with no_gradients():
             logits = forward(batch.images(preprocess, device)).float()
         yield logits, batch.labels
     if collective:
-        most_images = -(-len(split) // world.size)  # those of the first process
+        most_images = -(-len(split) // world.size)  # number of images of the first process
         most_batches = -(-most_images // batch_size)
         zeros = torch.zeros(1, len(preprocess.mean), *preprocess.image_size, device=device)
         for _ in range(len(source), most_batches):

@@ -49,7 +49,7 @@ class PredictionCounts:
         predicted = logits.argmax(1)
         probabilities = logits.softmax(1)
         # tensors stay on the device: reading one back would wait for all of its work
-        # of logits that are all NaN `argmax` is class 0, which would be right by chance
+        # `argmax` of all-NaN logits is class 0, which might be right by chance
         finite = finite_rows(logits)
         hits = finite & (predicted == labels)
         top_k_hits = hits | (finite & (true_class_ranks(logits, labels) < self.k))

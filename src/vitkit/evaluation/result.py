@@ -136,7 +136,7 @@ class Evaluation(Metrics):
 
     def _by_loss(self) -> Int64[np.ndarray, " N"]:
         """Return the numbers of the images by loss, highest first; of equal ones the first."""
-        # a loss that is not a number comes first
+        # NaN losses come first
         losses = np.where(np.isnan(self.losses), np.inf, self.losses)
         return np.argsort(-losses, kind="stable")
 

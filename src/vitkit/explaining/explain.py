@@ -175,7 +175,7 @@ class ImageExplainer:
         """
         grid = values.detach().float().cpu().numpy()
         size = (self.pixels.shape[0], self.pixels.shape[1])
-        # A crop or a letterbox: the map belongs on the part that the model saw.
+        # With a crop or a letterbox, the map is placed on the part that the model saw.
         view = viewport(size, self.checkpoint.preprocess)
         return Explanation(
             self.pixels,

@@ -51,7 +51,7 @@ def refuse_inputs(out: Path, checkpoint: Checkpoint) -> None:
     given = checkpoint.path
     if given is None:
         return
-    # the path of weights in several files is that of their index
+    # the path of sharded weights is the path of their index
     files = given.parent.iterdir() if given.name.endswith(INDEX_ENDING) else (given,)
     inputs = {file_id(path) for path in files}
     for path in (out, *_companions(out)):

@@ -130,7 +130,7 @@ def replacing(path: Path, needed: int | None = None) -> Iterator[Path]:
     except OSError as error:
         raise output_error(path, error, needed) from error
     finally:
-        # below a path that is no folder, and of too long a name, even a missing file raises
+        # raises even for a missing file if a parent is not a folder, or the name is too long
         with suppress(OSError):
             temporary.unlink()
 
@@ -146,7 +146,7 @@ def replacing_in_cache(path: Path) -> Iterator[BinaryIO]:
         OSError: it cannot be written; `path` is untouched.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # a name of its own, as threads share the process id
+    # a unique name, as threads share the process id
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     try:
         with os.fdopen(descriptor, "wb") as file:  # closed before the rename

@@ -13,7 +13,7 @@ def csv_encoding(start: bytes) -> str:
     >>> csv_encoding(b"path,label"), csv_encoding("path".encode("utf-16"))
     ('utf-8-sig', 'utf-16')
     """
-    # "utf-8-sig" reads files with the mark that Excel writes, and those without.
+    # "utf-8-sig" reads files with and without the byte order mark that Excel writes.
     return "utf-16" if start[:2] in UTF_16 else "utf-8-sig"
 
 

@@ -135,7 +135,7 @@ class Encoder(nn.Module):
         **blocks: Any,
     ) -> None:
         super().__init__()
-        # One call for all blocks: keywords that are not named here go on to `EncoderBlock`.
+        # One call for all blocks: keywords that are not named here are passed to `EncoderBlock`.
         blocks |= {"width": width, "num_heads": num_heads, "mlp_width": mlp_width}
         self.blocks = stack_blocks(depth, norm=norm, norm_eps=norm_eps, **blocks)
         self.norm = make_norm(norm, width, norm_eps, final_norm)
@@ -189,7 +189,7 @@ def block_calls(
         record.begin(len(blocks))
         for layer, block in enumerate(blocks):
             if record.wants(layer):
-                # A compiled graph has no place for tensors that outlive it.
+                # A compiled graph cannot keep tensors that outlive it.
                 calls[layer] = partial(record.outside_graph, _run_recorded, record, layer, block)
     return calls
 

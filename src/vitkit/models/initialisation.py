@@ -66,7 +66,7 @@ def initialise(model: nn.Module, spec: ViTSpec) -> None:
     if next(model.parameters()).is_meta:
         return
     scheme = SCHEMES[spec.initialisation]
-    # Registers that started equal would stay equal.
+    # Registers with equal initial values would stay equal.
     tokens = {"cls_token": scheme.tokens, "dist_token": scheme.tokens, "reg_token": 0.02}
     for name, module in _own(model, spec):
         role = name.rpartition(".")[2]

@@ -61,7 +61,7 @@ class Record:
     ) -> None:
         if gradients and (heads is not None or queries is not None):
             raise SettingError("gradients=True keeps whole maps: leave out heads and queries")
-        # Here, as torch's compiler is imported by it: half of the time that vitkit takes to import.
+        # Imported here: it imports torch's compiler, which takes half of vitkit's import time.
         self.outside_graph: Callable[..., Any] = torch.compiler.disable(
             _call, reason="a Record keeps tensors of its own"
         )

@@ -145,7 +145,7 @@ class Transformer(nn.Module):
         own = Context(mask=causal if looks is None else causal & looks)
         if source_mask is not None:
             memory = _blank("source_mask", memory, source_mask)
-            keys = source_mask | ~source_mask.any(1, keepdim=True)  # a row of padding alone: all
+            keys = source_mask | ~source_mask.any(1, keepdim=True)  # all if a row is padding only
             across = Context(mask=keys[:, None, None].expand(-1, 1, length, -1))  # B 1 T S
         record.begin(len(self.decoder.blocks), cross=True)
         for layer, block in enumerate(self.decoder.blocks):

@@ -100,7 +100,7 @@ class ColourScale(NamedTuple):
     def bar(self, steps: int = 256, strength: float = STRENGTH) -> UInt8[np.ndarray, "steps 1 3"]:
         """Return the scale's colours (steps, 1, 3) as they look over grey, the largest first."""
         values = np.linspace(self.high, self.low, steps)[:, None]
-        if self.high <= self.low:  # one value alone
+        if self.high <= self.low:  # a single value
             values = np.full((steps, 1), self.low)
         return self.blend(np.full((steps, 1, 3), GREY, np.uint8), values, strength)
 

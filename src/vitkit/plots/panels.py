@@ -96,7 +96,7 @@ def draw_panels(
         rows.append((row, above, max(heights), lines * LINE + GAP))
     height = sum(above + image + text for _, above, image, text in rows)
     top = height = height + (TITLE if title else 0.0) + len(below) * LINE + GAP
-    # The font is chosen by the letters that occur.
+    # The font is chosen by the characters in the text.
     names = "".join([title, *caption, *(panel.title + panel.unit for panel in panels)])
     with drawing_style(names + "".join(map("".join, wrapped))) as missing:
         figure = NotebookFigure(figsize=(width, height), dpi=SCREEN_DPI)
@@ -189,7 +189,7 @@ def _draw(
     axes.imshow(panel.pixels, interpolation="none", aspect="auto")
     axes.set_axis_off()
     if panel.title:
-        # with a height, as matplotlib would measure all ticks to find it, also those that are off
+        # with a height: otherwise matplotlib measures all ticks, even invisible ones
         name = escape(panel.title)
         axes.set_title(name, loc="left", y=1.0, pad=3, fontsize=8.0, parse_math=False)
     if caption:
@@ -206,7 +206,7 @@ def _draw(
 
 def _draw_bar(axes: Axes, scale: ColourScale, unit: str) -> None:
     """Draw the colours as they look in the overlay, with the values that they stand for."""
-    # one value alone has a bar without height
+    # a single value has a bar without height
     room = 0.0 if scale.high > scale.low else max(abs(scale.high), 1.0) / 2
     extent = (0.0, 1.0, scale.low - room, scale.high + room)
     axes.imshow(scale.bar(), interpolation="none", aspect="auto", extent=extent)

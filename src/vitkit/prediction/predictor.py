@@ -277,7 +277,7 @@ class Predictor:
             while waiting:
                 yield self._run(waiting.popleft())
         finally:
-            # also when the caller stops to iterate; a server that hangs is not waited for
+            # also if the caller stops iterating; does not wait for a hanging server
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _submit(
@@ -343,7 +343,7 @@ def _refuse_not_finite(outputs: Float[Tensor, "B K"], names: Sequence[str]) -> N
 def _largest(logits: Float[Tensor, "B K"], count: int) -> Int64[Tensor, "B k"]:
     """Return the indices of the largest logits; among equal ones the first, as `argmax` does."""
     values, classes = logits.topk(min(count + 1, logits.shape[1]))
-    # `topk` takes any of equal ones; sorting all of many classes takes far longer
+    # `topk` breaks ties arbitrarily; sorting many classes takes far longer
     if (values[:, 1:] == values[:, :-1]).any():
         classes = logits.sort(dim=1, descending=True, stable=True).indices
     return classes[:, :count]

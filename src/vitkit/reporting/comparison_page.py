@@ -122,7 +122,7 @@ def _settings(name: str) -> dict[str, Any]:
     stored = inspect(name)
     recipe = stored.metadata.get("recipe")
     settings = recipe if isinstance(recipe, Mapping) else {}
-    # the model's own fields, all of them, in the place of those that the recipe set
+    # all fields of the model, instead of those that the recipe set
     spec = {f"spec.{field}": value for field, value in stored.spec.to_json().items()}
     return {key: value for key, value in (spec | {**settings}).items() if key not in NOT_LISTED}
 
@@ -174,7 +174,7 @@ def _curves(names: Sequence[str], letters: Sequence[str]) -> dict[str, Any]:
     for name, letter in zip(names, letters, strict=True):
         try:
             columns = LearningCurves.read(name).columns
-        except (DataError, OutputError):  # a checkpoint alone, or a probe
+        except (DataError, OutputError):  # a checkpoint without a run, or a probe
             without.append(letter)
             continue
         found.append(

@@ -51,7 +51,7 @@ class Predictions:
 
     def confident_mistakes(self) -> list[int]:
         """Return the numbers of the wrong images, the most confident one first."""
-        # Stable: of equally confident ones the first of the split comes first.
+        # Stable: equally confident images keep the order of the split.
         wrong = np.flatnonzero(~self.right)
         found: list[int] = wrong[np.argsort(-self.probability[wrong], kind="stable")].tolist()
         return found
@@ -103,7 +103,7 @@ def read_predictions(path: Path, classes: Sequence[str]) -> Predictions:
         Missing: no such file, or one of another kind.
     """
     try:
-        # Not `splitlines`: a name may have a sign at which that ends a line, such as U+2028.
+        # Not `splitlines`, which also splits at characters such as U+2028, which a name may have.
         with path.open(encoding="utf-8", errors="replace", newline="") as file:
             header, *rows = list(csv.reader(file)) or [[]]
     except OSError as error:

@@ -180,7 +180,7 @@ class ReportedRun:
         if self.folder.predictions.exists():
             found = read_predictions(self.folder.predictions, classes)
             if self.checkpoint is None:
-                # without weights the names of the table alone are known
+                # without weights, only the class names in the table are known
                 found = read_predictions(self.folder.predictions, natural_order(found.classes))
             # `vitkit eval --split val --predictions` may have written them
             if self.image_counts.get("val") == len(found.labels) != self.image_counts.get("test"):
@@ -233,7 +233,7 @@ class ReportedRun:
 
     def command(self, verb: str, *words: str | Path) -> str:
         """Return a command line of vitkit, with the folder of the data where one was named."""
-        # The data of the run are found only below that folder.
+        # The run's data are found only below that folder.
         root = self.settings.get("data_root")
         more = ["--data-root", str(root)] if root and self.data in map(str, words) else []
         return f"vitkit {verb} {escape(shlex.join([*map(str, words), *more]))}"

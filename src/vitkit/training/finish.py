@@ -133,7 +133,7 @@ def _calibrate(run: Run, model: ViT) -> float | None:
             f"{run.folder.held_out}",
         )
     log.info(f"best weights: {calibration.message}")
-    # the figure is of the split of the last score that is printed
+    # the figure shows the split of the last printed score
     is_last = "test" not in plan.dataset.splits or not plan.config.test
     if is_last and _is_drawn(run):
         outputs = evaluate_split(run, "val", model)

@@ -59,6 +59,6 @@ def as_flags(*fields: str, group: str = "") -> Iterator[None]:
     except UserError as error:
         wrong = error.wrong
         if wrong is None or wrong.field not in fields:
-            raise  # not about a value, or about one that came from a file
+            raise  # not about a value, or about a value from a file
         flag = f"--{group}{wrong.field.replace('_', '-')}"
         raise type(error)(f"{flag} {wrong.value}: {wrong.expected}") from None

@@ -94,7 +94,7 @@ def read_flags(command: Command, words: Sequence[str]) -> Words:
         if len(values) == 1 and values[0].startswith("-"):
             as_typed = [f"{typed}={values[0]}"]
         read.flags.append((found.name, as_typed))
-        # A switch has no values: its own form says what it is set to.
+        # A switch has no value: its form, --x or --no-x, decides.
         read.values[found.name] = values or [str(not typed.startswith(("--no-", "--no_")))]
     return read
 

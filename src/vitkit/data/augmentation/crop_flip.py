@@ -16,7 +16,7 @@ from vitkit.randomness import as_uniform, integer_hash, uniform
 
 PixelBatch = UInt8[np.ndarray, "B H W C"]
 
-# Keys of random numbers: each purpose has numbers of its own.
+# Keys of random numbers: a separate one for each purpose.
 CROP, FLIP, SHIFT, POLICY, JITTER, ERASE = 1, 2, 3, 4, 5, 6
 CROP_RATIOS = (3 / 4, 4 / 3)
 CROP_ATTEMPTS = 10

@@ -90,7 +90,7 @@ class Mixing:
         key = int(hash64(self.seed, step, MIXING, part))
         # numpy promises that this generator's numbers stay what they are (NEP 19).
         generator = np.random.RandomState([key & 0xFFFFFFFF, key >> 32])
-        # All four are drawn in any case, so that the weight does not depend on which are used.
+        # All four are always drawn, so that the weight does not depend on which are used.
         mixed, switch, y, x = generator.random_sample(4)
         if mixed >= self.prob or (self.until is not None and step >= self.until):
             return None

@@ -60,7 +60,7 @@ def sharpness(images: Images, factors: OperationValues) -> Images:
     """Sharpen: 0 is smoothed, 1 the image, 2 sharpened."""
     from kornia.enhance import sharpness
 
-    # Pixels at the edge stay as they are, and smaller images have no others.
+    # Edge pixels are unchanged, and smaller images have only edge pixels.
     if min(images.shape[2:]) < SMOOTHING_SIZE:
         return images.clone()
     return sharpness(images, factors)
@@ -132,7 +132,7 @@ POINTWISE: dict[str, Callable[[Images, OperationValues], Images]] = {
 GEOMETRIC = (
     "rotate",  # degrees, about the middle
     "shear_x",  # pixels across for each pixel down, about the upper left
-    "shear_y",  # pixels down for each pixel across, likewise
+    "shear_y",  # pixels down for each pixel across, about the upper left
     "translate_x",  # parts of the width
     "translate_y",  # parts of the height
     "translate_x_pixels",  # `TRANSLATED` pixels

@@ -143,7 +143,7 @@ class Policy:
             Names of operations (L, B) and their values (L, B).
         """
         layers = np.arange(self.layers)[:, None]
-        # Layers are rows and images are columns of all that follows.
+        # In all arrays below, layers are rows and images are columns.
         keys = (seed, augmentation_key, indices, purpose, layers)
         choice, applied, level, side = (uniform(*keys, number) for number in range(4))
         table = self.choices

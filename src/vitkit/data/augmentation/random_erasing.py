@@ -83,6 +83,6 @@ def _boxes(
     wide *= fits
     top = np.floor(y * (height - tall + 1))
     left = np.floor(x * (width - wide + 1))
-    # An attempt that does not fit has no height: its box is empty.
+    # Attempts that do not fit have height 0, so that the box is empty if none fits.
     boxes = np.stack([top, top + tall, left, left + wide], axis=-1).astype(np.int64)
     return boxes[fits.argmax(axis=0), np.arange(boxes.shape[1])]

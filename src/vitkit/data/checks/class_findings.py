@@ -76,7 +76,7 @@ def class_shifts(classes: Sequence[str], splits: Mapping[str, Split]) -> Iterato
     for name, counts in others:
         here = counts / counts.sum()
         there = first_counts / first_counts.sum()
-        # Every image that moves from one class to another counts in both: hence the half.
+        # Every image that moves from one class to another counts twice: hence the half.
         moved = float(np.abs(here - there).sum()) / 2
         if moved >= SHIFT and _is_beyond_chance(counts, first_counts):
             most = np.argsort(-np.abs(here - there), kind="stable")[:SHIFTS_SHOWN]

@@ -76,7 +76,7 @@ def nearest_copies(
         return best
     # Only correlations above this value count, so a copy has LEAST_CORRELATION or more.
     scores = np.full(len(few), np.nextafter(np.float32(LEAST_CORRELATION), np.float32(0)))
-    # The axes come from one side alone, so that both sides lie in the same grid.
+    # The axes are computed from one side only, so that both sides share the grid.
     axes = _axes(many)
     grid = _Grid(_cells(many, axes))
     for views in (few, few[:, :, ::-1]) if mirrored else (few,):

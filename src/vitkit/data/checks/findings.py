@@ -102,7 +102,7 @@ def _sizes(images: ScannedImages) -> Iterator[Finding]:
     long = np.maximum(height, width)
     area = height * width.astype(np.int64)
     usual = float(np.median(area))
-    # Small images are normal in a dataset of small ones.
+    # In a dataset of small images, small ones are not reported.
     is_small = (short < SMALL) & (short < float(np.median(short)) / 2)
     is_long = long > LONG * short
     # Small and long images are reported once, not again for their area.

@@ -65,7 +65,7 @@ def assemble(
     if not counts:
         raise DataError(f"{where}: no images")
     all_names = set().union(*counts.values())
-    # Classes are those of the training images; a dataset for evaluation alone has all it names.
+    # The training images define the classes; without them, all named classes count.
     train_counts = counts.get(POOL) or counts.get("train")
     if not classes:
         classes = natural_order(train_counts or all_names)

@@ -163,7 +163,7 @@ def _natural_key(name: str) -> tuple[list[tuple[int, int, str]], str]:
     for part in filter(None, _DIGITS.split(name)):
         if part.isdecimal() and part.isascii():
             digits = part.lstrip("0")
-            # Numbers come before words, and of two numbers that with fewer digits.
+            # Numbers come before words, and shorter numbers before longer ones.
             key.append((0, len(digits), digits))
         else:
             key.append((1, 0, part))

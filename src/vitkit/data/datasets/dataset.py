@@ -240,7 +240,7 @@ class StoredSplit(Split):
 
     @property
     def reads_single_files(self) -> bool:
-        # A remote shard is missing as a whole, and that ends the run.
+        # A remote shard can only be missing as a whole, which ends the run.
         return not self.store.is_remote
 
     def name(self, index: int) -> str:

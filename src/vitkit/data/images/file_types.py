@@ -81,7 +81,7 @@ def identify(head: bytes) -> str | None:
 
 def describe(head: bytes) -> tuple[ImageReason, str]:
     """Return the reason to refuse bytes that `identify` does not know, and one line of detail."""
-    # An image of another format can be converted, so it has a reason of its own.
+    # An image of another format can be converted, so it has a separate reason.
     other = _first(_OTHER_FORMATS, head)
     if other is not None:
         return "format", f"{EXPECTED_TYPES}, found {other}"

@@ -124,5 +124,5 @@ def _decoded(
         pixels = decoder(content, "RGB", strict=True, **smallest)
     except (ValueError, RuntimeError, MemoryError):
         return None
-    # Another size: the header has several, and the two take different ones.
+    # Another size: the header has several, and the two decoders take different ones.
     return pixels if pixels.shape == (height, width, 3) else None

@@ -16,7 +16,7 @@ from typing import ClassVar
 from PIL import Image, ImageCms, _imaging
 
 # Pillow's plugins parse files with plain Python, and any of these can come out. A list, not
-# `Exception`, so that a fault of ours in a new form is not blamed on the image.
+# `Exception`, so that a bug of vitkit is not blamed on the image.
 PILLOW_ERRORS = (
     OSError,
     SyntaxError,

@@ -153,7 +153,7 @@ def viewport(size: tuple[int, int], preprocess: Preprocess) -> tuple[float, floa
     down = size[0] / scaled[0]
     across = size[1] / scaled[1]
     height, width = preprocess.image_size
-    # From pixels of the resized image back to those of the original.
+    # From pixels of the resized image back to pixels of the original.
     return top * down, left * across, height * down, width * across
 
 
@@ -167,7 +167,7 @@ def _scaled_size(size: tuple[int, ...], preprocess: Preprocess) -> tuple[int, in
     if preprocess.fit == "squash-crop":
         return tall, wide
     if tall != wide:
-        # The side that is shorter for its target fits it; timm rounds here ...
+        # The side that is relatively shorter fits its target; timm rounds here ...
         factor = min(height / tall, width / wide)
         return round(height / factor), round(width / factor)
     # ... and cuts off here.

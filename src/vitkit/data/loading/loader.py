@@ -145,7 +145,7 @@ class TrainingSteps(BatchSource):
             rounds, rows = np.divmod(positions // self.repeats, len(self.split))
             earlier = self._order.repeat_index(epoch)
             views += self.repeats * earlier[rows]
-            if rounds.any():  # images that fill the last batch have a view of their own
+            if rounds.any():  # images repeated to fill the last batch have a separate view
                 views += rounds * self.repeats * (earlier.max() + 1)
         batch = self.variants(self.indices(step)[mine], epoch, views[mine])
         # Only now: the shard of this batch is in the cache, and the next one may be fetched.

@@ -141,7 +141,7 @@ class _Watch(threading.Thread):
         switches, in_disk = _activity(process.pid)
         switches_before, silent = last.get(process, ([], 0))
         silent += 1
-        # Without any lines it is not known whether the process has run; that counts as running.
+        # Without any lines the state of the process is unknown, which counts as running.
         if not switches or switches != switches_before:
             silent = 0
         last[process] = (switches, silent)

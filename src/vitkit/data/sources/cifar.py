@@ -68,7 +68,7 @@ def open_cifar(name: str, folders: Sequence[Path]) -> Dataset:
     Raises:
         DataError: nowhere, only as a pickle, or files with other contents than CIFAR's.
     """
-    # Either the folder that the archive makes, or its files themselves.
+    # Either the folder in the archive, or its files.
     for parent in folders:
         for below in (".", BINARY_FOLDER[name]):
             dataset = _open_here(name, parent / below)

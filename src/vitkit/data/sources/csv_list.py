@@ -83,7 +83,7 @@ def open_csv(
     if root is None:
         root = path.parent
     rows = read_rows(path, root, follow_links)
-    # Every row is an image of its own, also where two rows list one file.
+    # Every row is a separate image, even if two rows list one file.
     groups: dict[str, list[ListRow]] = {}
     for row in rows:
         groups.setdefault(row.split, []).append(row)

@@ -54,7 +54,7 @@ def open_folder(
             links out of the folder, folders that cannot be listed.
     """
     refuse_run_folder(root)
-    # Refused and not ignored: a dataset that is half links would silently lose half its images.
+    # Refused, not ignored: a dataset with many links would silently lose images.
     listing = list_folder(root, follow_links)
     if listing.leaving_links:
         first = "/".join(listing.leaving_links[0])
@@ -108,7 +108,7 @@ def _warnings_on_layout(classes: Sequence[str], listing: Listing) -> Iterator[st
     for folder in listing.folders:
         if len(folder) == 2:
             inner[folder[0]].add(folder[1])
-    # One common set of folders in every class is no accident; different ones are.
+    # The same subfolders in every class are hardly an accident.
     common = {*map(frozenset, inner.values())}
     if len(common) != 1:
         return
@@ -193,7 +193,7 @@ def _open_flat(root: Path, listing: Listing, notes: list[str]) -> Dataset:
     cut, cut_before = pool_cuts(whole.labels, digests)
     sizes = ", ".join(f"{len(part):,} {name}" for name, part in cut.items())
     notes.append(f"no train folder: split 70/10/20 by class and file hash, seed 0: {sizes}")
-    # Classes that are empty as a whole were noted above; here only those that the cut left out.
+    # Classes without any image were noted above; here only those that the split left empty.
     filled = [name for name in classes if counts.get(name)]
     for split in ("val", "test"):
         present = Counter(classes[label] for label in whole.labels[cut[split]])
@@ -251,7 +251,7 @@ def _contents_instead(listing: Listing) -> str:
 def _file_split(
     root: Path, by_class: Mapping[str, Sequence[str]], classes: Sequence[str]
 ) -> FileSplit:
-    # Images are in the order of their classes, and within a class in that of the listing.
+    # Images are ordered by class, then as in the listing.
     groups = [by_class.get(name, ()) for name in classes]
     labels = np.repeat(np.arange(len(groups)), [*map(len, groups)])
     images = itertools.chain.from_iterable(groups)

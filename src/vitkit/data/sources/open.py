@@ -167,7 +167,7 @@ def _open_path(
     path: Path, root: Path | None, ignore_extra_classes: bool, follow_links: bool
 ) -> Dataset:
     """Open a file or a folder by its ending and its contents."""
-    # Tables first: a folder of Parquet files may also hold images, such as those of a readme.
+    # Tables first: a folder of Parquet files may also hold images, such as for a readme.
     ending = path.suffix.lower()
     is_folder = os.path.isdir(path)
     if ending == PARQUET_ENDING or (is_folder and parquet_files(path)):

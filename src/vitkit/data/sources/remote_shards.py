@@ -127,7 +127,7 @@ class RemoteShard:
             os.fsync(file.fileno())
             part.finish(self.path)
             _delete_oldest(self.path.parent)
-        except BaseException:  # also Ctrl-C: only a shard that is whole is handed on open
+        except BaseException:  # also Ctrl-C: only a complete shard is returned open
             file.close()
             raise
         return file

@@ -132,7 +132,7 @@ def _addresses(pattern: str) -> list[str]:
 
 def _index_all(addresses: Sequence[str], name: str) -> list[Indexed]:
     """Return every shard and its index; all versions are known before a shard is fetched."""
-    # The index of a shard outlives the shard: only those without one are fetched now.
+    # The index is kept longer than the shard: only shards without an index are fetched now.
     stored = [kept_index(address, INDEX_KIND) for address in addresses]
     shards = _shards(addresses, stored)
     cache = FileCache("looks", name, SCAN_ROW)

@@ -65,7 +65,7 @@ def expand(pattern: str) -> list[str]:
     Raises:
         DataError: more than `MOST_SHARDS`, or a range that runs backwards.
     """
-    # One more than allowed is enough to see that there are too many.
+    # One more than the limit shows that there are too many.
     texts = list(itertools.islice(_expand(pattern), MOST_SHARDS + 1))
     if len(texts) > MOST_SHARDS:
         raise DataError(f"{escape(pattern)}: more than {MOST_SHARDS:,} shards")

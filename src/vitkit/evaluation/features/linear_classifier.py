@@ -79,7 +79,7 @@ def fit_linear(
     if len(labels.unique()) < 2:
         raise DataError("all images have the same class; a linear head needs at least two")
     mean = train.mean(0)
-    # standardised by the statistics of train alone, validation included
+    # train and validation are standardised by the statistics of train
     deviation = train.std(0, correction=0)
     scale = torch.where(deviation > SMALLEST_DEVIATION, deviation, torch.ones_like(deviation))
     inputs = ((train - mean) / scale).to(device)

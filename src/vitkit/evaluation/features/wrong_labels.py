@@ -112,7 +112,7 @@ def rank_suspects(
     is_confused = differs & (probability >= threshold[predicted])
     confused = np.bincount(labels[is_confused], minlength=size)
     candidates = np.flatnonzero(differs)
-    # by class and then by the label's probability, so that each class's first ones can be taken
+    # sorted by class, then by the label's probability, to take the first ones of each class
     order = candidates[np.lexsort((label_probability[candidates], labels[candidates]))]
     of_class = labels[order]
     rank = np.arange(len(order)) - np.searchsorted(of_class, of_class)

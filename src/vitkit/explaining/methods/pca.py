@@ -54,7 +54,7 @@ def pca(model: ViT, images: Images, *, layer: int = -1) -> Float[Tensor, "B gh g
 
 
 def _colours(patches: Float[Tensor, "N D"], grid: Grid) -> Float[Tensor, "N 3"]:
-    if not torch.isfinite(patches).all():  # such as half precision that overflows
+    if not torch.isfinite(patches).all():  # such as overflow in half precision
         return patches.new_full((len(patches), COLOURS), torch.nan)
     first = _projections(patches)[:, 0]
     border = _border(grid)

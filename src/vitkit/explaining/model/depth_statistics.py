@@ -112,7 +112,7 @@ class DepthMeasurement:
             for layer, block in enumerate(block_calls(self.model.blocks)):
                 tokens = block(tokens, context._replace(attend=self._attend(layer)))
                 summaries.append(self._summary(tokens))
-        # All depths of a batch at once: the last one is what the others are compared with.
+        # All layers of a batch at once, as they are compared with the last layer.
         depths = torch.stack(summaries).double()  # L+1 B D
         self._similarity.append(F.cosine_similarity(depths, depths[-1:], dim=-1).numpy())
         return tokens

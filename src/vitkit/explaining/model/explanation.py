@@ -100,7 +100,7 @@ class ModelExplanation:
         chosen = [each for each in panels if each.name == panel]
         if not chosen:
             expected = f"must be one of {', '.join(each.name for each in panels)}"
-            if panel in PANELS:  # one that other models or some images have
+            if panel in PANELS:  # a panel that this model or these images do not have
                 expected += f". {' '.join(self.notes)}"
             raise SettingError.about("panel", panel, expected)
         return draw_model_panels(chosen, f"{self.caption}{self._detail(panel)}")

@@ -54,7 +54,7 @@ def one_line_errors(path: Path, runtime: str, action: str) -> Iterator[None]:
             yield
     except VitkitError:
         raise
-    except Exception as error:  # runtimes raise classes of their own
+    except Exception as error:  # runtimes have their own exceptions
         if isinstance(error, OSError) and action.startswith("write"):
             raise
         message = f"{path}: {runtime} cannot {action} it: {first_line(error)}"

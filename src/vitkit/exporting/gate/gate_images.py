@@ -100,7 +100,7 @@ class GeneratedImages:
             # (B, 3, H, W) of mean 0 and deviation 1
             noise = sample_images(SAMPLES_PER_SIZE, 3, size, seed).permute(0, 2, 3, 1).numpy()
             for number, pattern in enumerate(noise):
-                # colours that differ between images, as those of photographs do
+                # colours that differ between images, as in photographs
                 turns = (seed * SAMPLES_PER_SIZE + number) * np.array(COLOUR_TURNS)
                 level = MEAN_LEVEL + COLOUR_RANGE * np.sin(turns)
                 pixels = np.clip(pattern * CONTRAST + level, 0, 255)

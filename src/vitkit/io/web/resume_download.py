@@ -62,7 +62,7 @@ def receive(
         WebError: no such file, server not reachable, or the transfer broke off for good.
         OSError: `part` cannot be written.
     """
-    # `most` is what any attempt has reached: one that brings more costs nothing.
+    # `most` is the maximum of all attempts: an attempt with more bytes does not count.
     left, most, continued = attempts, part.size, 0
     while True:
         try:

@@ -125,9 +125,9 @@ def _remove_unused(model: Backbone, depth: int, norm: bool) -> None:
     model.reset_classifier(0)
     drop_path = old.drop_path
     if old.drop_path_schedule == "linear" and old.depth > 1:
-        # The rates of the blocks that are left: they rise to that of the new last one.
+        # The drop path rates of the remaining blocks rise to that of the new last block.
         drop_path *= (depth - 1) / (old.depth - 1)
-    # A norm of the pooled vector alone is no norm of tokens.
+    # A norm after pooling is not a norm of tokens.
     keeps_norm = norm and old.norm_before_pool and old.final_norm
     # Some pooling must be named in the spec; these have no weights.
     pooling = "mean"

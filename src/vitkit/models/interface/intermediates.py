@@ -184,7 +184,7 @@ class Intermediates(nn.Module):
     @property
     def feature_info(self) -> list[dict[str, Any]]:
         """The module, channels and pixels per cell of each block's map, as timm names them."""
-        # timm has one number, also for patches that are no squares.
+        # timm has one number, also for patches that are not square.
         cell = max(self.spec.patch_size)
         return [
             {"module": f"blocks.{layer}", "num_chs": self.spec.width, "reduction": cell}

@@ -49,7 +49,7 @@ def _finding(found: dict[str, Any]) -> dict[str, Any]:
         "severity": str(found["severity"]),
         "message": escape(str(found["message"])),
         "images": [escape(name) for name in images[:NAMED]],
-        # the report that training writes names the first images only
+        # the report of training names only the first images
         "more": max(0, len(images) - NAMED) + int(found.get("more", 0)),
     }
 

@@ -120,7 +120,7 @@ class MistakeList:
         found = []
         for place, (label, predicted) in enumerate(pairs):
             numbers = by_pair[label, predicted]
-            # beyond that number of images, the names remain
+            # beyond that number, only the names are shown
             with_images = place * each < PAIR_IMAGES
             more = max(0, min(spare, MOST_OF_A_PAIR - each, len(numbers) - each))
             spare -= more

@@ -76,7 +76,7 @@ class ReportProgress(Callback):
         # read now: validation must not count for the epoch's speed
         if step % self.plan.steps.steps_per_epoch == 0:
             self._pace = self._meter.read() - self._epoch
-        # steps of this process, of which the first ones are slow
+        # counts steps of this process, as its first ones are slow
         steps = self._meter.steps
         if steps == WARM_UP_STEPS:
             self._warm = self._meter.read()

@@ -38,7 +38,7 @@ def _lower_final_rate(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
     if config.lr is None or config.sched == "constant" or config.min_lr <= config.lr:
         return config, []
     default = recipe_settings(config.recipe).get("min_lr", TrainConfig.min_lr)
-    if config.min_lr != default:  # likewise
+    if config.min_lr != default:  # as above
         return config, []
     lower = config.lr / 100
     note = f"min_lr {default:g} lowered to {lower:g}, as lr is small"

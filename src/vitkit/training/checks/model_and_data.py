@@ -135,7 +135,7 @@ def check_data(config: TrainConfig, dataset: Dataset) -> None:
             "raise --val-fraction above 0, or leave out --patience"
         )
     check_metrics(load_metrics(config.metrics), num_classes)
-    # a loss of the user may not take the probabilities that mixing makes
+    # a user's loss may not accept the probabilities that mixing makes
     mixed = [
         f"--{name} {getattr(config, name):g}"
         for name in ("mixup", "cutmix")

@@ -29,7 +29,7 @@ TrackerName: TypeAlias = Literal["wandb", "mlflow"]
 
 
 def _weights_source(value: Any) -> Any:
-    # create_model takes pretrained=True, and "auto" is that in words
+    # "auto" means create_model's pretrained=True
     if isinstance(value, bool):
         return "auto" if value else None
     return str(value) if isinstance(value, Path) else value

@@ -16,14 +16,14 @@ def next_numbered(config: TrainConfig) -> Path:
     if model is None and config.pretrained:
         model = "pretrained"
     elif model is None:
-        # one that the data choose has no name
+        # a model chosen from the data has no name
         model = "vit" if leaves_model_open(config) else DEFAULT_MODEL
     number = 1
     while True:
         root = Path("runs") / f"{_file_name(config.data)}-{_file_name(model)}-{number}"
         try:
             root.mkdir(parents=True)
-        except FileExistsError:  # perhaps of a process that started at the same moment
+        except FileExistsError:  # perhaps created by a process started at the same moment
             number += 1
         else:
             return root

@@ -82,7 +82,7 @@ def _given(config: TrainConfig, decided: Settings) -> dict[str, Any]:
     for name in field_names(TrainConfig):
         value = getattr(config, name)
         is_open = value is None and name in USUAL
-        # a spec that is chosen has the fields that are given already
+        # a chosen spec includes the given fields already
         follows = name in decided and (name == "spec" or (name in OF_MODEL and not value))
         if not is_open and not follows:
             given[name] = value

@@ -156,7 +156,7 @@ def scratch_settings(
             f"model; pass a size that smaller ones divide, such as {_divisible_side(side)}"
         )
     recipe = size.settings()
-    # The recipe's normalisation is that of its own dataset.
+    # The recipe's normalisation belongs to its dataset.
     settings = {name: v for name, v in recipe.items() if name not in ("mean", "std", "fit")}
     settings |= statistics.augmentation(side)
     if statistics.uniform:

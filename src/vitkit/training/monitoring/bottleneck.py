@@ -150,7 +150,7 @@ def _remedy(timing: TimingSnapshot, cost: ImageCost, machine: Machine) -> str:
     cached, cached_workers = _shortest_step(
         timing, images * (1 - cost.decode / cost.total), machine
     )
-    # A cache must be better than more workers alone.
+    # A cache must be faster than more workers without it.
     if cost.decode > 0 and cached < (1 - SIGNIFICANT) * (shortest if remedies else now):
         also = f" and --workers {cached_workers}" if cached_workers > machine.workers else ""
         remedies.append(f"with --cache{also} (no decoding) a step would take about {_time(cached)}")

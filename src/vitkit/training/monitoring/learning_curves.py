@@ -182,7 +182,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
     for row in rows:
         # a row with other columns than the header has None
         if None not in row and None not in row.values() and math.isfinite(_number(row["epoch"])):
-            by_epoch[_number(row["epoch"])] = row  # a later row replaces that of a killed run
+            by_epoch[_number(row["epoch"])] = row  # a later row replaces the row of a killed run
     return [by_epoch[epoch] for epoch in sorted(by_epoch)]
 
 

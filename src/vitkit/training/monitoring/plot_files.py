@@ -48,7 +48,7 @@ def write_figure(
         files = {path: content, path.with_suffix(".svg"): encode_svg(figure)}
         for file, written in files.items():
             write_bytes(file, written)
-    except Interrupted:  # a signal is not a figure that failed
+    except Interrupted:  # signals are not drawing errors
         raise
     except Exception as error:  # noqa: BLE001 - a figure must never fail a run
         reason = f"{type(error).__name__}: {error}".splitlines()[0]

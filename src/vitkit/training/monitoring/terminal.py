@@ -46,7 +46,7 @@ class _Console(Console):
         self.quiet = True
         null = os.open(os.devnull, os.O_WRONLY)
         with suppress(OSError):  # a Python object in place of a file has no descriptor
-            # Buffered output, and that of other libraries, would fail again at exit.
+            # Buffered output of any library would fail again at exit.
             os.dup2(null, self.file.fileno())
         os.close(null)
 

@@ -160,7 +160,7 @@ class ReferenceMonitor:
         deviation = math.sqrt(2 * expected * (1 - expected) / validation["images"])
         slack = max(SLACK, CHANCE * deviation)
         recipe = self.reference.recipe
-        # only a change is reported, not every epoch that is behind
+        # report changes, not every epoch that is behind
         was_behind = self.is_behind
         self.is_behind = best < expected - slack
         if self.is_behind and not was_behind:

@@ -99,7 +99,7 @@ def mnist() -> Settings:
         # a mirrored digit is another sign
         "flip": 0.0,
         "shift": 2,
-        # likewise of MNIST
+        # as above of MNIST
         "mean": (0.1307,),
         "std": (0.3081,),
     }

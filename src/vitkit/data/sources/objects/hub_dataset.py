@@ -51,7 +51,7 @@ def is_hub_dataset(data: object) -> bool:
     # An `IterableDataset` has features, too, but no rows by index.
     if not isinstance(data, MapStyle):
         return False
-    # A transform of the user's own may change the images: those are read item by item.
+    # With a user's transform, which may change the images, they are read item by item.
     chosen = getattr(data, "format", {})
     if chosen.get("type") not in (None, "torch", "numpy", "python"):
         return False

@@ -63,7 +63,7 @@ class DataSettings:
         Meaning(resume="fixed", changes_result=True, with_probe="used", with_auto="passed on"),
     ] = False
     """Leave out classes of val or test that train does not have, instead of refusing the data."""
-    # fixed: another cut would validate on images that were trained on
+    # fixed: another split would validate on training images
     val_fraction: Annotated[
         Fraction,
         Meaning(resume="fixed", changes_result=True, with_probe="used", with_auto="passed on"),
