@@ -15,7 +15,7 @@ from weights.round_trips import noisy, written
 import vitkit
 from vitkit.weights.formats.format import Format
 from vitkit.weights.formats.huggingface.format import HUGGINGFACE
-from vitkit.weights.formats.lucidrains.format import LUCIDRAINS
+from vitkit.weights.formats.lucidrains import LUCIDRAINS
 from vitkit.weights.formats.timm.format import TIMM
 
 WEIGHTS, CONFIG, PIXELS = "model.safetensors", "config.json", "preprocessor_config.json"

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from vitkit.weights.formats.format import weights_file
-from vitkit.weights.formats.lucidrains.releases import ARGUMENTS_KEY, OLD_PARTS, renamed_parts
+from vitkit.weights.formats.lucidrains import ARGUMENTS_KEY, OLD_PARTS, renamed_parts
 
 NOTE = "without the two norms around its patch projection"
 """The change of the library's model, for tables."""

@@ -9,7 +9,7 @@ from vitkit.weights.formats.format import Format
 from vitkit.weights.formats.google.format import GOOGLE
 from vitkit.weights.formats.huggingface.format import HUGGINGFACE
 from vitkit.weights.formats.jeonsworld import JEONSWORLD
-from vitkit.weights.formats.lucidrains.format import LUCIDRAINS
+from vitkit.weights.formats.lucidrains import LUCIDRAINS
 from vitkit.weights.formats.timm.format import TIMM
 from vitkit.weights.formats.torchvision import TORCHVISION
 

@@ -1,21 +1,32 @@
-"""lucidrains' `vit-pytorch`: `state_dict()` files of `ViT` and `SimpleViT`, of every era.
+"""lucidrains' `vit-pytorch`: `state_dict()` files of `ViT` and `SimpleViT`, of two releases.
 
-A model is written for the last release that computes it, named in the safetensors header beside the
-constructor's arguments. Files of theirs contain nothing on head width, on pooling before 1.16, or
-on preprocessing.
+Up to 0.40.2, the last release with a plain ViT, a patch goes through one matrix, `ViT`'s blocks are
+wrapped (`fn`), tokens and positions have a batch axis, and the last norm is in the head, after
+pooling. The newest release has a LayerNorm on each side of that matrix, no wrapper, the last norm
+in the transformer, and no class token in models that pool by the mean.
+
+A file is written for the release that computes the model, named in the safetensors header beside
+the constructor's arguments. Files of theirs contain nothing on head width, on pooling up to 0.40.2,
+or on preprocessing.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from einops import rearrange
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
 
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter
@@ -27,10 +38,13 @@ from vitkit.weights.formats.format import (
     FIRST_PAPER,
     FIXED_BY_CODE,
     WEIGHTS_FILE,
+    BuiltModel,
     Bundle,
     Capabilities,
     Format,
+    ReferenceLibrary,
     bundle_writer,
+    weights_file,
 )
 from vitkit.weights.formats.infer_spec import (
     HALF_MEAN,
@@ -42,23 +56,42 @@ from vitkit.weights.formats.infer_spec import (
     image_size,
 )
 from vitkit.weights.formats.key_table import KeyTransform, Table, TensorParts, row
-from vitkit.weights.formats.lucidrains.releases import (
-    ARGUMENTS_KEY,
-    OLD_PARTS,
-    RELEASE_KEY,
-    RELEASES,
-    VIT_PYTORCH,
-    constructor_arguments,
-    release,
-    renamed_parts,
-)
 
+ARGUMENTS_KEY = "vit_pytorch"
+"""Entry of the safetensors header with the constructor's arguments, JSON."""
+RELEASE_KEY = "vit_pytorch_release"
+"""Entry of the safetensors header with the release that computes the model."""
+OLDEST_TESTED = (1, 16, 1)
+PLAIN, NEWEST = "0.40.2", "1.17.3"
+OLD_PARTS = {
+    "ViT": {
+        "0.fn.to_qkv": "0.to_qkv",
+        "0.fn.to_out.0": "0.to_out.0",
+        "1.norm": "1.net.0",
+        "1.fn.net.0": "1.net.1",
+        "1.fn.net.3": "1.net.4",
+        "mlp_head.0": "transformer.norm",
+        "mlp_head.1": "mlp_head",
+    },
+    "SimpleViT": {"linear_head.0": "transformer.norm", "linear_head.1": "linear_head"},
+}
+"""Class -> names of its parts, or a block's, up to 0.40.2 -> in the newest release."""
+CLASSES = (
+    ("convolution", "learned", True, "cls", True),
+    ("convolution", "learned", True, "mean_all", False),
+    ("convolution", "sincos_2d", False, "mean", False),
+    ("normed_linear", "learned", True, "cls", True),
+    ("normed_linear", "learned", False, "mean", True),
+    ("normed_linear", "sincos_2d", False, "mean", True),
+)
+"""Stem, positions, class token, pooling, last norm before pooling of the models of both releases:
+those with the stem "convolution" are of `PLAIN`, the others of `NEWEST`."""
 _PATCHES = "to_patch_embedding."
 _THEIRS = "transformer.layers.{i}."
 _OURS = "blocks.{i}."
 _HEAD_WIDTH = 64
 """The constructor's default of `dim_head`."""
-_NORM_AFTER_POOLING = "last norm after pooling, as in vit-pytorch before 1.4"
+_NORM_AFTER_POOLING = "last norm after pooling, as in vit-pytorch up to 0.40.2"
 """A note of `_prepare`, which `_infer` reads."""
 _SPEC_FIELDS = {
     "image_size": "image_size",
@@ -71,6 +104,33 @@ _SPEC_FIELDS = {
 """Keyword of their constructor -> our spec field."""
 
 
+def _release(spec: ViTSpec) -> str:
+    """Return the release whose classes compute this model.
+
+    Raises:
+        CheckpointError: none does.
+    """
+    stem = "convolution" if spec.stem == "linear" else spec.stem
+    # For one token, a norm before pooling and one after it are the same.
+    norm_first = spec.norm_before_pool or spec.pooling == "cls"
+    if (stem, spec.positions, spec.class_token, spec.pooling, norm_first) not in CLASSES:
+        names = ("stem", "positions", "class_token", "pooling", "norm_before_pool")
+        together = ", ".join(f"{name} = {getattr(spec, name)!r}" for name in names)
+        raise CheckpointError(
+            f"neither {PLAIN} nor {NEWEST} of vit-pytorch computes {together} in one model"
+        )
+    return PLAIN if stem == "convolution" else NEWEST
+
+
+def renamed_parts(names: Iterable[str], parts: Mapping[str, str]) -> dict[str, str]:
+    """Return each name -> the same name with `parts` renamed."""
+    pattern = re.compile(r"^(transformer\.layers\.\d+\.|)(.+)(?=\.(?:weight|bias)$)")
+    return {
+        name: pattern.sub(lambda match: match[1] + parts.get(match[2], match[2]), name)
+        for name in names
+    }
+
+
 def _detect(header: Header) -> bool:
     """Return True for `to_patch_embedding` and blocks that are pairs in `transformer.layers`."""
     names = header.shapes
@@ -79,10 +139,21 @@ def _detect(header: Header) -> bool:
 
 
 def _prepare(source: Source) -> Source:
-    """Rename the parts from before 1.4 to their names since."""
+    """Rename the parts of 0.40.2 as in the newest release.
+
+    Raises:
+        CheckpointError: a file of a release between them.
+    """
     names = renamed_parts(source, OLD_PARTS["ViT"] | OLD_PARTS["SimpleViT"])
-    # Before 1.4 the head was a Sequential of norm and layer: its norm is the model's last one.
-    if names.keys() & {"mlp_head.0.weight", "linear_head.0.weight"}:
+    # Up to 0.40.2 the head was a Sequential of norm and layer: its norm is the model's last one.
+    norm_in_head = bool(names.keys() & {"mlp_head.0.weight", "linear_head.0.weight"})
+    batch_axis = len(source.header.shapes.get("cls_token", ())) == 3
+    if f"{_PATCHES}3.weight" in names and (norm_in_head or batch_axis):
+        raise CheckpointError(
+            f"releases 1.0 to 1.15 of vit-pytorch are not read, only those up to {PLAIN} and from "
+            "1.16 on; examples/research/lucidrains_eras.py converts it"
+        )
+    if norm_in_head:
         return source.renamed(names, _NORM_AFTER_POOLING)
     return source.renamed(names)
 
@@ -99,7 +170,7 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     shapes = header.shapes
     is_simple = "pos_embedding" not in shapes
     is_normed = f"{_PATCHES}3.weight" in shapes
-    # Since 1.16 models that pool by the mean have an empty token (0, D).
+    # In the newest release, models that pool by the mean have an empty token (0, D).
     class_token = not is_simple and shapes["cls_token"][-2] > 0
     given = {**_stated_fields(header, class_token), **overrides}
     # A norm comes first where the projection has one on each side.
@@ -213,9 +284,9 @@ def _ordered(ours: str) -> KeyTransform:
 
 _FLAT_PATCH = _ordered("... (C P Q)")
 _PATCH_KERNEL = _ordered("... C P Q")
-_BATCH_AXIS = KeyTransform(  # tokens and positions have a batch axis in releases before 1.16
+_BATCH_AXIS = KeyTransform(  # tokens and positions have a batch axis up to 0.40.2
     lambda parts, spec: (parts[0].reshape(1, -1, spec.width),),
-    lambda parts, spec: parts if release(spec) < (1, 16) else (parts[0][0],),
+    lambda parts, spec: parts if _release(spec) == PLAIN else (parts[0][0],),
 )
 _EMPTY_TOKEN = KeyTransform(  # the class token (0, D) of models that pool by the mean
     lambda parts, spec: (), lambda parts, spec: (torch.zeros(0, spec.width),)
@@ -248,7 +319,7 @@ def _projection(stored: int) -> KeyTransform:
 
 
 def _table(spec: ViTSpec) -> Table:
-    """Return the table with the names since 1.4; a file without positions is a `SimpleViT`.
+    """Return the table with the newest names; a file without positions is a `SimpleViT`.
 
     Raises:
         CheckpointError: a model that its classes never compute.
@@ -290,6 +361,57 @@ def _table(spec: ViTSpec) -> Table:
     return Table(tuple(rows))
 
 
+def _constructor_arguments(spec: ViTSpec) -> dict[str, Any]:
+    """Return the class and its keywords for a model, as JSON values; a square is one number."""
+    # SimpleViT computes its positions and has no class token.
+    is_vit = spec.positions == "learned"
+    arguments: dict[str, Any] = {
+        "class": "ViT" if is_vit else "SimpleViT",
+        "image_size": _one_or_two(spec.image_size),
+        "patch_size": _one_or_two(spec.patch_size),
+        "channels": spec.in_channels,
+        "dim": spec.width,
+        "depth": spec.depth,
+        "heads": spec.num_heads,
+        "dim_head": spec.attention_width // spec.num_heads,
+        "mlp_dim": spec.mlp_width,
+        "num_classes": spec.num_classes,
+    }
+    if is_vit:
+        arguments["pool"] = "cls" if spec.pooling == "cls" else "mean"
+    return arguments
+
+
+def _one_or_two(sides: tuple[int, int]) -> int | tuple[int, int]:
+    return sides[0] if sides[0] == sides[1] else sides
+
+
+def _build(path: Path, spec: ViTSpec) -> BuiltModel | None:
+    """Build the model by the constructor's arguments in the file's header."""
+    if _release(spec) == PLAIN:
+        return None
+    library: Any = importlib.import_module("vit_pytorch")
+    with safe_open(weights_file(path), framework="pt") as file:
+        arguments = json.loads(file.metadata()[ARGUMENTS_KEY])
+    make = getattr(library, arguments.pop("class"))
+    # JSON has no tuples, and the constructor takes no lists.
+    for name, value in arguments.items():
+        if isinstance(value, list):
+            arguments[name] = tuple(value)
+    with torch.device("meta"):
+        model = make(**arguments)
+    if isinstance(model.pos_embedding, nn.Parameter):
+        if not spec.num_classes:  # its constructor always makes a head
+            model.mlp_head = nn.Identity()
+    else:  # kept beside its parameters, so it is computed once more
+        simple_vit: Any = importlib.import_module("vit_pytorch.simple_vit")
+        model.pos_embedding = simple_vit.posemb_sincos_2d(*spec.grid, spec.width)
+    model.load_state_dict(load_file(weights_file(path)), assign=True)
+    # A block has no module of its own: it ends with the sum of its MLP's input and output.
+    mlps = [mlp for _, mlp in model.transformer.layers]
+    return BuiltModel(model, mlps, tokens=lambda inputs, output: inputs + output)
+
+
 def _write(bundle: Bundle) -> dict[str, FileWriter]:
     """Return one file with the names of its release, and the constructor's arguments.
 
@@ -297,21 +419,20 @@ def _write(bundle: Bundle) -> dict[str, FileWriter]:
         CheckpointError: no head, for a release whose class always has one.
     """
     spec = bundle.spec
-    era = release(spec)
-    arguments = constructor_arguments(spec)
+    release = _release(spec)
+    arguments = _constructor_arguments(spec)
     class_name = arguments["class"]
-    number = ".".join(map(str, era))
-    if not spec.num_classes and (class_name == "SimpleViT" or era < (1, 17)):
+    if not spec.num_classes and (class_name == "SimpleViT" or release == PLAIN):
         raise CheckpointError(
-            f"{class_name} of {number} always has a head; num_classes must be 1 or more"
+            f"{class_name} of {release} always has a head; num_classes must be 1 or more"
         )
-    # Names before 1.4, from those since: the table has only the latter.
-    if era < (1, 4):
+    # The table has only the newest names.
+    if release == PLAIN:
         old_parts = {new: old for old, new in OLD_PARTS[class_name].items()}
         names = renamed_parts(bundle.tensors, old_parts)
         tensors = {names[name]: tensor for name, tensor in bundle.tensors.items()}
         bundle = replace(bundle, tensors=tensors)
-    metadata = {ARGUMENTS_KEY: json.dumps(arguments), RELEASE_KEY: number}
+    metadata = {ARGUMENTS_KEY: json.dumps(arguments), RELEASE_KEY: release}
     return {WEIGHTS_FILE: bundle_writer(bundle, metadata)}
 
 
@@ -331,9 +452,8 @@ _CAPABILITIES: tuple[Capabilities, ...] = tuple(
         "pooling": (pooling,),
         "norm_before_pool": (norm_first,),
     }
-    for stem, positions, class_token, pooling, norm_first in RELEASES
+    for stem, positions, class_token, pooling, norm_first in CLASSES
 )
-"""The classes of each era."""
 LUCIDRAINS = Format(
     name="lucidrains",
     detect=_detect,
@@ -343,5 +463,5 @@ LUCIDRAINS = Format(
     capabilities=_CAPABILITIES,
     write=_write,
     fixed=FIXED_BY_CODE,
-    reference=VIT_PYTORCH,
+    reference=ReferenceLibrary("vit-pytorch", OLDEST_TESTED, ("vit_pytorch",), _build),
 )

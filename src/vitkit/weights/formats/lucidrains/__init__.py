@@ -1,1 +1,0 @@
-"""lucidrains' `vit-pytorch`: `state_dict()` files of every era."""
