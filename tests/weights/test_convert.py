@@ -136,7 +136,7 @@ def test_what_a_format_cannot_hold_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("to", "fields", "message"),
     [
-        ("lucidrains", {"num_heads": 1, "norm_eps": 1e-5, "qkv_bias": False}, "attn.proj is not an id"),
+        ("lucidrains", {"num_heads": 1, "norm_eps": 1e-5, "qkv_bias": False}, "attn.proj is not"),
         ("huggingface", {"image_size": (32, 48), "layer_scale": 1.0, "pooling": "cls_mean"},
          "dinov2 assumes a square grid"),
     ],
