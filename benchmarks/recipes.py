@@ -4,9 +4,9 @@
                                  [--keep FOLDER] [-- FLAGS]
 
 Every run is `vitkit train NAME --recipe NAME --seed S` in its own process, one after the other. The
-reference result is written to src/vitkit/training/recipes/reference_results/NAME.json, where runs
-of the recipe read it; all measurements go to benchmarks/results. The runs are removed, or kept as
-FOLDER/NAME-SEED. Flags after -- go to every run; then no reference result is written.
+reference result is written to benchmarks/results/reference-NAME.json, and all measurements to
+another file there. The runs are removed, or kept as FOLDER/NAME-SEED. Flags after -- go to every
+run; then no reference result is written.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vitkit.training.config.merging import layered
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.recipes import recipe_settings
 
-REFERENCE_RESULTS = HERE.parent / "src" / "vitkit" / "training" / "recipes" / "reference_results"
+REFERENCE_RESULTS = HERE / "results"
 DATA = {"cifar10-small": "cifar10"}
 """Recipe -> its data, if the recipe has another name."""
 PLACES = ("data", "data_root", "output", "resume", "overwrite", "seed")
@@ -103,9 +103,8 @@ def main() -> None:
         write_results("recipes-", {recipe: shown_runs})
         if not flags:
             kept = reference_result(recipe, runs, images=_images(recipe, args.data_root))
-            REFERENCE_RESULTS.mkdir(exist_ok=True)
             lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(kept[key])}" for key in kept)
-            (REFERENCE_RESULTS / f"{recipe}.json").write_text(f"{{\n{lines}\n}}\n")
+            (REFERENCE_RESULTS / f"reference-{recipe}.json").write_text(f"{{\n{lines}\n}}\n")
 
 
 def _images(recipe: str, root: str | None) -> int:

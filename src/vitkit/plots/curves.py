@@ -32,22 +32,6 @@ MOST_MARKED = 30
 """Epochs of a run whose single epochs have a mark each."""
 
 
-class Band(NamedTuple):
-    """The range of the reference runs of a recipe.
-
-    Attributes:
-        name: name of the recipe.
-        epochs: epochs of the band's points (M,); they may lie between the run's epochs.
-        low: lowest top-1 of the reference runs (M,), in [0, 1].
-        high: highest top-1 (M,), in [0, 1].
-    """
-
-    name: str
-    epochs: Float64[np.ndarray, " M"]
-    low: Float64[np.ndarray, " M"]
-    high: Float64[np.ndarray, " M"]
-
-
 def draw_curves(
     epochs: Float64[np.ndarray, " E"],
     *,
@@ -56,7 +40,6 @@ def draw_curves(
     val_loss: Float64[np.ndarray, " E"] | None = None,
     val_top1: Float64[np.ndarray, " E"] | None = None,
     best_epoch: int | None = None,
-    band: Band | None = None,
 ) -> NotebookFigure:
     """Draw losses, validation accuracy and learning rate over the epochs, side by side.
 
@@ -69,7 +52,6 @@ def draw_curves(
         val_loss: validation loss (E,), in nats.
         val_top1: share of the validation images that are right (E,), in [0, 1].
         best_epoch: the epoch to mark, one of `epochs`.
-        band: the range of reference runs.
     """
     panels = 2 if val_top1 is None else 3
     width = LEFT + panels * (PANEL[0] + GAP)
@@ -84,7 +66,7 @@ def draw_curves(
         _finish(axes, epochs, "loss (nats)")
         if val_top1 is not None:
             axes = figure.add_axes(next(places))
-            _draw_accuracy(axes, epochs, 100 * val_top1, best_epoch, band)
+            _draw_accuracy(axes, epochs, 100 * val_top1, best_epoch)
         axes = figure.add_axes(next(places))
         _line(axes, epochs, learning_rate, "", BLUE, "o")
         axes.set_ylim(bottom=0)
@@ -192,18 +174,8 @@ def _draw_accuracy(
     epochs: Float64[np.ndarray, " E"],
     per_cent: Float64[np.ndarray, " E"],
     best_epoch: int | None,
-    band: Band | None,
 ) -> None:
-    """Draw the accuracy of each epoch, the range of the reference runs and the best epoch."""
-    if band is not None:
-        axes.fill_between(
-            band.epochs,
-            100 * band.low,
-            100 * band.high,
-            color="#c0c0c0",
-            linewidth=0,
-            label=f"reference runs ({band.name})",
-        )
+    """Draw the accuracy of each epoch, and mark the best one."""
     _line(axes, epochs, per_cent, "validation", ORANGE, "s")
     if best_epoch is not None:
         (best,) = per_cent[epochs == best_epoch]

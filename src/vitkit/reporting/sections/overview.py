@@ -20,7 +20,6 @@ from vitkit.reporting.reported_run import ReportedRun
 from vitkit.training.config.merging import with_flat_spec
 from vitkit.training.config.run_config import USUAL
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.recipes.reference_comparison import comparable_result
 
 SPLITS = {"test": "test", "val": "validation"}
 """Splits with scores, the most reliable first, and their names in the page."""
@@ -72,8 +71,6 @@ def best_score(run: ReportedRun) -> dict[str, Any]:
         )
     main = run.scores[splits[0]]
     low, high = _interval(main)
-    recipe, data = run.settings.get("recipe"), str(run.settings.get("data"))
-    reference = comparable_result(recipe, data, run.image_counts.get("train"))
     ends = [line.partition(" ")[2] for line in run.log if " ended after " in line]
     return {
         "split": SPLITS[splits[0]],
@@ -83,7 +80,6 @@ def best_score(run: ReportedRun) -> dict[str, Any]:
         "images": int(main.get("images", 0)),
         "rows": _score_rows(run, splits),
         "splits": [SPLITS[name] for name in splits],
-        "reference": None if reference is None else reference.summary(),
         "end": ends[-1].partition(";")[0] if ends else "",
         "chosen": splits == ["val"],
     }

@@ -26,7 +26,7 @@ PAIRS_UNFOLDED = 9
 
 
 def curves(run: ReportedRun) -> dict[str, Any]:
-    """Return the learning curves as SVG, with the range of the reference runs.
+    """Return the learning curves as SVG.
 
     Raises:
         Missing: no epoch was complete.

@@ -19,7 +19,6 @@ from vitkit.training.monitoring.bottleneck import (
 from vitkit.training.monitoring.image_grids import example_predictions
 from vitkit.training.monitoring.terminal import epochs_per_line
 from vitkit.training.monitoring.throughput import StepTimer, TimingSnapshot, memory
-from vitkit.training.recipes.reference_comparison import ReferenceMonitor, comparable_result
 from vitkit.training.run import EpochResult, Run
 from vitkit.training.state.progress import Progress
 from vitkit.training.step import StepResult
@@ -42,12 +41,6 @@ class ReportProgress(Callback):
         self._start = self._epoch = self._warm = self._pace = TimingSnapshot()
         # Long ago, so that the first epoch has examples.
         self._looked = -LOOK_EVERY
-        settings = self.plan.config.to_json()
-        train = self.plan.dataset.splits["train"]
-        reference = comparable_result(self.plan.config.recipe, self.plan.config.data)
-        self._watch = None
-        if reference is not None:
-            self._watch = ReferenceMonitor(reference, settings, len(train))
 
     def watched(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches, and measure the time spent waiting for them."""
@@ -127,10 +120,6 @@ class ReportProgress(Callback):
             "  ".join(row),
             on_terminal=is_better or epoch % epochs_per_line(epochs) == 0 or epoch == epochs,
         )
-        if self._watch is not None:
-            line = self._watch.after_epoch(epoch, validation, progress.best_top1, progress.skipped)
-            if line is not None:
-                self.log.info(line)
 
     def _show_examples(self, model: ViT, epoch: int, step: int) -> None:
         """Log example predictions and histograms, unless the last ones are only seconds old.

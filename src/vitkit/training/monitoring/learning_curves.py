@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float64
 
-from vitkit.errors import DataError, OutputError, SettingError
+from vitkit.errors import DataError, OutputError
 from vitkit.messages import nearest_parent
 from vitkit.plots.html import html_image, html_table
-from vitkit.training.config.config_yaml import read_yaml
-from vitkit.training.recipes.reference_comparison import comparable_result
 from vitkit.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from vitkit.plots.curves import Band
     from vitkit.plots.figure import NotebookFigure
 
 COLUMNS = ("epoch", "lr", "train_loss")
@@ -90,8 +87,7 @@ class LearningCurves:
     def plot(self) -> NotebookFigure:
         """Draw losses, accuracy and learning rate over the epochs, as a matplotlib Figure.
 
-        The best epoch is marked; where the recipe has reference runs on the same data, their range
-        is shaded.
+        The best epoch is marked.
 
         Returns:
             A figure with a panel each for the losses (nats), top-1 (%) and the learning rate; none
@@ -108,28 +104,7 @@ class LearningCurves:
             val_loss=columns.get("val_loss"),
             val_top1=columns.get("val_top1"),
             best_epoch=self.best_epoch,
-            band=self._band(),
         )
-
-    def _band(self) -> Band | None:
-        """Return the range of the reference runs of the run's recipe, if it has some."""
-        from vitkit.plots.curves import Band
-
-        try:
-            settings = read_yaml(RunFolder(self.run).config)
-            reference = comparable_result(settings.get("recipe"), str(settings.get("data")))
-        except SettingError:  # the curves can be drawn without them
-            return None
-        length = settings.get("epochs")
-        if reference is None or "val_top1" not in self.columns or not isinstance(length, int):
-            return None
-        low, high = np.array(reference.curve).T
-        # runs of another length are compared at the same share of their epochs
-        epochs = np.arange(1, len(low) + 1) / len(low) * length
-        shown = (epochs >= 1) & (epochs <= self.columns["epoch"].max())
-        if shown.sum() < 2:  # a single point has no area
-            return None
-        return Band(reference.recipe, epochs[shown], low[shown], high[shown])
 
     def _repr_html_(self) -> str:
         from vitkit.plots.figure import SCREEN_DPI, encode_png

@@ -1,8 +1,7 @@
 """Recipes: functions that return settings for one purpose, with the score to expect.
 
-A recipe sets what differs from the defaults; YAML and flags override it. A recipe that was measured
-here with several seeds has a reference result (`training/recipes/reference_comparison.py`); the
-others quote their paper, or a single run.
+A recipe sets what differs from the defaults; YAML and flags override it. Its docstring has the
+score to expect, measured here or quoted from its paper.
 """
 
 from __future__ import annotations
@@ -73,22 +72,6 @@ def recipe_settings(name: str | None) -> Settings:
             f"recipes are {', '.join(RECIPES)}"
         )
     return layered(_by_name(base), settings)
-
-
-def base_recipe(name: str | None) -> str | None:
-    """Return the recipe's name, or for a YAML file that of the recipe it changes.
-
-    It is `None` where there is no such file, or it names no recipe.
-
-    Raises:
-        SettingError: a file that is not valid YAML.
-    """
-    if name is None or not _is_yaml(name):
-        return name
-    if not Path(name).is_file():
-        return None
-    base = read_yaml(name).get("recipe")
-    return base if isinstance(base, str) else None
 
 
 def _is_yaml(name: str) -> bool:

@@ -11,7 +11,6 @@ from vitkit.training.config.run_config import USUAL
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.monitoring.run_log import RunLog
 from vitkit.training.monitoring.terminal import epochs_per_line
-from vitkit.training.recipes.reference_comparison import comparable_result
 from vitkit.training.resume import StoppedRun
 from vitkit.training.run import Run
 from vitkit.training.run_folder import RunFolder
@@ -72,10 +71,6 @@ def log_settings(run: Run) -> None:
         if note is not None:
             log.info(note)
     else:
-        images = len(plan.dataset.splits["train"])
-        reference = comparable_result(config.recipe, config.data, images)
-        if reference is not None:
-            log.info(reference.summary())
         log.info(
             f"training: {plural(config.epochs, 'epoch')} of "
             f"{plural(plan.steps.steps_per_epoch, 'step')}, "
