@@ -1,11 +1,10 @@
 """Measure vitkit's own code against the library that could take its place.
 
-    python benchmarks/libraries.py [--only rows paths tables grid] [--rounds 5]
+    python benchmarks/libraries.py [--only rows tables grid] [--rounds 5]
 
-`rows` stores and looks up the rows of 60,000 files: `FileCache` and `sqlite3`. `paths` holds a
-million paths: `Paths`, numpy's `StringDType` and a list. `tables` opens and reads a Parquet file of
-4,000 images of 50 kB: vitkit and `datasets`. `grid` draws eight images: Pillow and matplotlib. Old
-and new run in turn; the medians are printed.
+`rows` stores and looks up the rows of 60,000 files: `FileCache` and `sqlite3`. `tables` opens and
+reads a Parquet file of 4,000 images of 50 kB: vitkit and `datasets`. `grid` draws eight images:
+Pillow and matplotlib. Old and new run in turn; the medians are printed.
 """
 
 from __future__ import annotations
@@ -13,12 +12,10 @@ from __future__ import annotations
 import argparse
 import io
 import os
-import pickle
 import sqlite3
 import statistics
 import tempfile
 import time
-import tracemalloc
 import zlib
 from collections.abc import Callable
 from contextlib import closing
@@ -27,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-FILES, PATHS, TABLE_ROWS = 60_000, 1_000_000, 4_000
+FILES, TABLE_ROWS = 60_000, 4_000
 IMAGE_BYTES = 50_000
 
 
@@ -97,44 +94,6 @@ def rows(rounds: int) -> None:
     in_turn(rounds, {"FileCache, again": own_read, "sqlite3, again": library_read})
 
 
-def paths(rounds: int) -> None:
-    """Compare `Paths` with numpy's strings and a list: memory, all texts, and a selection."""
-    from vitkit.data.datasets.path_list import Paths
-
-    root = "/data/imagenet"
-
-    def names() -> list[str]:
-        return [f"train/n{i % 1000:08d}/n{i % 1000:08d}_{i}.JPEG" for i in range(PATHS)]
-
-    chosen = np.random.default_rng(0).permutation(PATHS)[: PATHS * 7 // 10]
-    kinds: dict[str, tuple[Callable, Callable, Callable]] = {
-        "Paths": (lambda: Paths(names(), Path(root)), Paths.texts, lambda x: x.take(chosen)),
-        "StringDType": (
-            lambda: np.array(names(), np.dtypes.StringDType()),
-            lambda x: (os.path.join(root, text) for text in x),
-            lambda x: x[chosen],
-        ),
-        "list": (
-            names,
-            lambda x: (os.path.join(root, text) for text in x),
-            lambda x: [x[index] for index in chosen.tolist()],
-        ),
-    }
-    print(f"{PATHS:,} paths")
-    for name, (build, texts, select) in kinds.items():
-        tracemalloc.start()
-        held = build()
-        memory = tracemalloc.get_traced_memory()[0] / 1e6
-        tracemalloc.stop()
-        works = {
-            "all texts": lambda number, held=held, texts=texts: sum(map(len, texts(held))),
-            "70 % of them": lambda number, held=held, select=select: select(held),
-            "sent to a process": lambda number, held=held: pickle.loads(pickle.dumps(held)),
-        }
-        print(f"  {name}: {memory:.0f} MB")
-        in_turn(rounds, works)
-
-
 def tables(rounds: int) -> None:
     """Compare the reading of Parquet here with that of `datasets`, which copies it to Arrow."""
     import datasets
@@ -192,7 +151,7 @@ def grid(rounds: int) -> None:
     in_turn(rounds, {"Pillow": lambda number: own_grid(pixels, captions, 4), "matplotlib": library})
 
 
-PARTS = {"rows": rows, "paths": paths, "tables": tables, "grid": grid}
+PARTS = {"rows": rows, "tables": tables, "grid": grid}
 
 
 def main() -> None:

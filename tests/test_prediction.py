@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import threading
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 import torch
 from noise import fill_with_noise
 from PIL import Image
-from processes import PATIENCE
 
 import vitkit
 from vitkit.errors import (
@@ -24,8 +22,6 @@ from vitkit.errors import (
     UserCodeError,
     UserError,
 )
-from vitkit.exporting import model_parts
-from vitkit.prediction import predictor as prediction
 
 PREPROCESS = vitkit.Preprocess(image_size=16, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
 
@@ -152,34 +148,6 @@ def test_a_stream_is_read_and_kept_a_few_batches_at_a_time(images):
     assert [next(stream).label for _ in range(4)] == ["0"] * 4
     assert (taken, given) == (6, [2, 2])
     stream.close()
-
-
-@pytest.mark.parametrize(("at_once", "most"), [(1, 1), (100, 1), (200, 2), (10**6, 4)])
-def test_threads_share_a_bound_of_pixels(tmp_path, monkeypatch, at_once, most):
-    """So large photographs need no more memory on more cores."""
-    path = tmp_path / "a.png"
-    Image.new("RGB", (10, 10)).save(path)
-    lock, inside, seen, two_at_once = threading.Lock(), [0], [0], threading.Event()
-
-    def slow(*given):
-        with lock:
-            inside[0] += 1
-            seen[0] = max(seen[0], inside[0])
-            if seen[0] > 1:
-                two_at_once.set()
-        two_at_once.wait(0.01 if most == 1 else PATIENCE)
-        with lock:
-            inside[0] -= 1
-        return fit(*given)
-
-    fit = model_parts.fit
-    monkeypatch.setattr(model_parts, "fit", slow)
-    monkeypatch.setattr(prediction, "PIXELS_AT_ONCE", at_once)
-    monkeypatch.setattr(prediction, "available_cores", lambda: 4)
-    predictor = vitkit.Predictor(lambda x: x.mean(dim=(2, 3)), PREPROCESS)
-    assert len(predictor([path] * 13)) == 13
-    assert seen[0] <= most
-    assert seen[0] > 1 or most == 1
 
 
 def test_any_engine_serves_and_nameless_classes_are_numbers(images):

@@ -16,6 +16,17 @@ GPUS = {"cuda": "CUDA GPU", "mps": "Apple GPU"}
 """Type of a device -> what it runs on."""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True for an error that means out of memory; on the CPU it has no class of its own.
+
+    `allocate memory` is what torch's allocator says, `create a primitive` what oneDNN does.
+    """
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError)
+        and any(words in str(error) for words in ("allocate memory", "create a primitive"))
+    )
+
+
 def available_devices() -> list[str]:
     """Return the devices of this machine, best first: `cuda:0`, ..., `mps`, `cpu`."""
     names = [f"cuda:{n}" for n in range(torch.cuda.device_count())]

@@ -31,8 +31,7 @@ class TrainSettings(TypedDict, total=False):
     follow_links: bool
     """Follow symbolic links that lead out of the image folder."""
     bad_images: Literal["refuse", "skip"]
-    """Images that cannot be decoded: refuse to start, or skip them. If an image goes missing during
-    the run, `refuse` ends it, and `skip` uses another image of its class."""
+    """Images that cannot be decoded when the run starts: refuse to start, or skip them."""
     ignore_extra_classes: bool
     """Leave out classes of val or test that train does not have, instead of refusing the data."""
     val_fraction: float

@@ -13,7 +13,6 @@ from PIL import Image, ImageOps
 
 from vitkit.data.augmentation.pipeline import Augmentation
 from vitkit.data.datasets.dataset import FileSplit
-from vitkit.data.datasets.path_list import Paths
 from vitkit.data.images import colour
 from vitkit.data.images.decode import as_rgb, decode, decode_with_properties
 from vitkit.data.images.file_types import FILE_PROPERTIES
@@ -74,7 +73,7 @@ FILES: dict[str, tuple[bytes, set[str]]] = {
 def test_training_evaluation_and_prediction_see_the_same(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "image"
     path.write_bytes(FILES[kind][0])
-    split = FileSplit(Paths([path]), np.zeros(1, np.int64), tmp_path)
+    split = FileSplit([str(path)], np.zeros(1, np.int64), tmp_path)
     preprocess = Preprocess(image_size=24)
     steps = TrainingSteps(split, preprocess, Augmentation(), batch_size=1, seed=0)
     expected = preprocess_images([decode(FILES[kind][0])], preprocess)

@@ -198,7 +198,7 @@ def test_huge_files_are_not_read_into_memory(monkeypatch, tmp_path: Path, fast) 
     path.write_bytes(KINDS["4:2:0"])
     expected = decode(path)
     monkeypatch.setattr(jpeg, "LARGEST_FILE", len(KINDS["4:2:0"]) - 1)
-    monkeypatch.setattr("vitkit.data.images.rereading.READ_AT_ONCE", 1000)
+    monkeypatch.setattr("vitkit.data.images.decode.READ_AT_ONCE", 1000)
     np.testing.assert_array_equal(decode(path), expected)
     assert fast == [True, False]
 

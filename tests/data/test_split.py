@@ -8,9 +8,7 @@ import numpy as np
 from PIL import Image
 
 from vitkit.data.datasets.dataset import ArraySplit, Dataset, FileSplit, Store, StoredSplit
-from vitkit.data.datasets.path_list import Paths
 from vitkit.data.datasets.pixel_cache import cached
-from vitkit.data.datasets.replacements import ReplacingSplit, with_replacements
 from vitkit.data.datasets.split import Split
 from vitkit.data.loading.sampler import EpochOrder
 
@@ -68,27 +66,21 @@ def test_the_defaults_are_those_of_images_in_memory() -> None:
     assert split.shards() is None
     assert split.folder() is None
     assert split.files() is None
-    assert split.failures() == ()
-    assert (split.in_memory, split.is_remote, split.reads_single_files) == (False,) * 3
+    assert (split.in_memory, split.is_remote) == (False, False)
 
 
 def test_a_wrapper_hands_on_what_it_wraps(tmp_path: Path) -> None:
     Image.new("RGB", (4, 4), "red").save(tmp_path / "a.png")
-    files = FileSplit(Paths(["a.png"], tmp_path), np.zeros(1, int), tmp_path)
+    files = FileSplit([str(tmp_path / "a.png")], np.zeros(1, int), tmp_path)
     arrays = ArraySplit(np.zeros((1, 4, 4, 3), np.uint8), np.zeros(1, int), "arrays")
     dataset = Dataset("two", ("a",), {"train": files, "val": arrays}, "0" * 64)
-    splits = with_replacements(dataset).splits
-    assert splits["val"] is arrays  # images in memory cannot go missing
+    splits = cached(dataset, tmp_path / "cache").splits
+    assert splits["val"] is arrays  # images in memory need no cache
     wrapped = splits["train"]
-    assert isinstance(wrapped, ReplacingSplit)
     assert wrapped.original() is files
     assert wrapped.folder() == tmp_path
-    listed = wrapped.files()
-    assert listed is not None
-    assert ([*listed.paths], listed.root) == ([str(tmp_path / "a.png")], tmp_path)
-    in_cache = cached(dataset, tmp_path / "cache").splits["train"]
-    assert in_cache.original().files() is not None
-    assert in_cache.files() is None  # the cache is read, and has images whose files are gone
+    assert wrapped.original().files() == [str(tmp_path / "a.png")]
+    assert wrapped.files() is None  # the cache is read, and has images whose files are gone
     assert wrapped.cache_keys().tolist() == files.cache_keys().tolist()
     assert wrapped.name(0) == "a.png"
 
@@ -97,7 +89,6 @@ def test_remote_images_come_shard_by_shard() -> None:
     store = Far()
     split = StoredSplit(store, np.zeros(6, int), np.arange(6))
     assert split.is_remote
-    assert not split.reads_single_files
     order = EpochOrder(split, seed=0)(0)
     assert {*order[:3].tolist()} in ({0, 1, 2}, {3, 4, 5})
     split.subset(np.array([4, 1])).prefetch(np.array([1, 0]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-import numpy as np
 import pytest
 from reporting.browser import IS_INSTALLED
 from reporting.page_checks import (
@@ -21,6 +20,10 @@ from reporting.small_runs import digits_run, photo_run
 import vitkit
 from vitkit import cli
 from vitkit.reporting.sections.suspects import SUSPECTS_HEADER
+from vitkit.training.config.config_yaml import read_yaml
+from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.run_folder import RunFolder
+from vitkit.training.setup.training_data import open_training_data
 
 pytestmark = [
     pytest.mark.skipif(not IS_INSTALLED, reason="Chromium and its driver are not installed"),
@@ -53,13 +56,14 @@ def write_suspects(run: Path, images: Path) -> None:
 
 
 def labels_of(run: Path) -> dict[str, int]:
-    """Return the class number of each image, as the run's list of images has it."""
-    found = {}
-    with np.load(run / "images.npz") as stored:
-        for part in ("train", "val", "test"):
-            names = stored[f"{part}/names"].tobytes().decode().split("\0")
-            found |= dict(zip(names, stored[f"{part}/labels"].tolist(), strict=True))
-    return found
+    """Return the class number of each image of the run."""
+    config = TrainConfig(**read_yaml(run / "config.yaml"))
+    dataset, *_ = open_training_data(config, RunFolder(run))
+    return {
+        split.path(index): label
+        for split in dataset.splits.values()
+        for index, label in enumerate(split.labels.tolist())
+    }
 
 
 def test_no_error_no_request_every_image_and_legible_on_small_and_dark_screens(browser, pages):

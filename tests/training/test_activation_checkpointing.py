@@ -140,33 +140,14 @@ def limited(output: Path, *flags: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def parts_that_fit(output: Path) -> int:
-    """Run out of the system's memory, wherever torch allocates; read the advice."""
-    code, printed = limited(output)
+@limits
+def test_a_batch_that_does_not_fit_is_refused_in_one_line(tmp_path):
+    """Out of the system's memory, wherever torch allocates."""
+    code, printed = limited(tmp_path)
     assert code == 2, printed
-    line = printed.splitlines()[-1]
-    found = re.fullmatch(
-        r"vitkit: cpu is out of memory with 1,024 images at once; (\d+) fit; pass "
-        r"--grad-accum-steps (\d+), or lower --batch-size or --img-size, or use a smaller model",
-        line,
-    )  # fmt: skip
-    assert found, line
-    fitted, parts = map(int, found.groups())
-    assert fitted * parts == 1024
-    assert fitted >= 32  # what the failed attempts held is free again
-    return parts
-
-
-@limits
-def test_a_batch_that_does_not_fit_is_refused_with_the_size_that_does(tmp_path):
-    assert parts_that_fit(tmp_path) > 1
-
-
-@limits
-@pytest.mark.soak
-@pytest.mark.timeout(600)
-def test_the_size_that_fits_trains(tmp_path):
-    """The trial leaves out summed gradients and the optimizer's state: half as many surely fit."""
-    parts = 2 * parts_that_fit(tmp_path / "whole")
-    code, printed = limited(tmp_path / "parts", f"--grad-accum-steps={parts}")
-    assert code == 0, printed
+    assert re.fullmatch(
+        r"vitkit: cpu is out of memory with 1,024 images at once; pass --grad-checkpointing, or "
+        r"start afresh with --grad-accum-steps 2, a lower --batch-size or --img-size, or a smaller "
+        r"model; no state is saved in .*/limited",
+        printed.splitlines()[-1],
+    )

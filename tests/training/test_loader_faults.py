@@ -5,31 +5,33 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
+import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from training.faulty import On, on, stopping_at
 from training.starts import bits, train
 
-from vitkit.data.loading import worker_watch
 from vitkit.errors import Interrupted, LoaderError
 
 ASKED = {"workers": 1, "spec": {"image_size": 8, "patch_size": 4, "in_channels": 1, "width": 16,
                                 "depth": 1, "num_heads": 2, "mlp_width": 32}}  # fmt: skip
 
 
-def sending(signum: int, *, term: bool = False) -> Callable[[], On]:
-    """Send a signal to the loader process after the second step, and a SIGTERM to this one."""
+HUNG = Path("hung")
+"""There once the transform has hung."""
+
+
+def killing() -> Callable[[], On]:
+    """Kill the loader process after the second step."""
     others = set(multiprocessing.active_children())
 
     def after_step(trainer, result):
         if trainer.progress.step == 2:
             (loader,) = set(multiprocessing.active_children()) - others
-            os.kill(loader.pid, signum)
-            if term:  # as though it came while the next batch is waited for
-                soon = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
-                soon.start()
+            os.kill(loader.pid, signal.SIGKILL)
 
     return on(after_step=after_step)
 
@@ -42,21 +44,31 @@ def straight(tmp_path_factory) -> str:
 def test_a_run_whose_loader_is_killed_goes_on_with_the_same_bits(straight, tmp_path):
     message = r"was killed by signal 9.*; resume with: vitkit train --resume .*run$"
     with pytest.raises(LoaderError, match=message):
-        train(tmp_path / "run", sending(signal.SIGKILL), **ASKED)
+        train(tmp_path / "run", killing(), **ASKED)
     assert [path.name for path in (tmp_path / "run" / "state").iterdir()] != []
     assert bits(train(tmp_path / "run", resume=str(tmp_path / "run")).last) == straight
 
 
-def test_a_signal_is_noticed_while_the_loader_hangs(straight, tmp_path, monkeypatch):
+def wait_for_ever(image):
+    """A transform that sends a signal to the run with its first image, and hangs."""
+    if not HUNG.exists():
+        HUNG.touch()
+        os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(1000)
+    return image
+
+
+def test_a_signal_is_noticed_while_the_loader_hangs(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "HUNG", tmp_path / "hung")
     others = set(multiprocessing.active_children())
-    monkeypatch.setattr(worker_watch, "LOOK_EVERY", 0.1)
-    monkeypatch.setattr(worker_watch, "LOOKS", 10**6)
+    asked = ASKED | {"transform": f"{__name__}:wait_for_ever"}
     with pytest.raises(
         Interrupted, match="everything is saved, resume with: vitkit train --resume"
     ):
-        train(tmp_path / "run", sending(signal.SIGSTOP, term=True), **ASKED)
+        train(tmp_path / "run", **asked)
     assert set(multiprocessing.active_children()) <= others
-    assert bits(train(tmp_path / "run", resume=str(tmp_path / "run")).last) == straight
+    resumed = bits(train(tmp_path / "run", **asked, resume=str(tmp_path / "run")).last)
+    assert resumed == bits(train(tmp_path / "straight", **asked).last)
 
 
 def test_a_run_that_stops_leaves_no_loader_process(tmp_path):

@@ -13,6 +13,10 @@ from PIL import Image
 
 import vitkit
 from vitkit import cli
+from vitkit.training.config.config_yaml import read_yaml
+from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.run_folder import RunFolder
+from vitkit.training.setup.training_data import open_training_data
 
 SPEC = {"image_size": 16, "patch_size": 8, "width": 16, "depth": 1, "num_heads": 2, "mlp_width": 32}
 SETTINGS: dict[str, Any] = {
@@ -45,14 +49,14 @@ def write(path: Path, *rows: tuple[str, ...], header: str = "path,old_class,new_
 
 
 def labels_of(run: Path) -> dict[str, str]:
-    """Return the class of each image of train and val, as the run's list of images has it."""
-    with np.load(run / "images.npz") as stored:
-        found = {}
-        for part in ("train", "val", "test"):
-            names = stored[f"{part}/names"].tobytes().decode().split("\0")
-            labels = stored[f"{part}/labels"]
-            found |= {name: CLASSES[label] for name, label in zip(names, labels, strict=True)}
-        return found
+    """Return the class of each image of the run."""
+    config = TrainConfig(**read_yaml(run / "config.yaml"))
+    dataset, *_ = open_training_data(config, RunFolder(run))
+    return {
+        split.path(index): CLASSES[label]
+        for split in dataset.splits.values()
+        for index, label in enumerate(split.labels.tolist())
+    }
 
 
 def state_of(folder: Path) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import re
-import shutil
 import subprocess
 import sys
 from functools import partial
@@ -251,23 +250,6 @@ def test_a_table_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "metrics.csv").mkdir()
     with pytest.raises(DataError, match=r"metrics\.csv: cannot be read"):
         vitkit.LearningCurves.read(tmp_path)
-
-
-def test_a_range_of_one_point_is_not_in_the_legend(tmp_path):
-    figure = train(tmp_path / "run", epochs=1, warmup_epochs=0.5).plot()
-    assert "reference" not in svg_text(figure)
-    assert not figure.axes[1].collections
-
-
-def test_a_recipe_that_is_gone_leaves_the_curves(result, tmp_path):
-    shutil.copytree(result.run, tmp_path / "run")
-    config = tmp_path / "run" / "config.yaml"
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("recipe: digits\n")
-    config.write_text(config.read_text().replace("recipe: digits", f"recipe: {recipe}"))
-    assert "reference" in svg_text(vitkit.LearningCurves.read(tmp_path / "run").plot())
-    recipe.write_text("recipe: [\n")
-    assert "reference" not in svg_text(vitkit.LearningCurves.read(tmp_path / "run").plot())
 
 
 def test_a_cell_that_no_table_has_is_refused_with_its_path(tmp_path):

@@ -256,3 +256,16 @@ def test_a_run_of_many_epochs_prints_some_of_them_and_logs_all(tmp_path, capsys)
     assert printed[-1].startswith("epoch  60/60")
     best = [line for line in logged if line.endswith("best")]
     assert len([line for line in printed if line.endswith("best")]) == len(best) > 0
+
+
+def idle(image):
+    """A transform that takes ten milliseconds."""
+    time.sleep(0.01)
+    return image
+
+
+def test_a_long_wait_for_images_is_a_line_of_the_log(tmp_path):
+    few = {"batch_size": 4, "max_steps": 31, "workers": 0, "log_examples": False}
+    waiting = train(tmp_path / "run", transform=f"{__name__}:idle", **few).run / "train.log"
+    (line,) = [line for line in waiting.read_text().splitlines() if "waiting for images" in line]
+    assert line.endswith("(workers: 0); more --workers or --cache may help")

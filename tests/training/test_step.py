@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable
 
@@ -9,13 +10,12 @@ import pytest
 import safetensors.torch
 import torch
 from training.faulty import On, on
+from training.starts import bits
 from training.tiny_runs import STEPS, TINY, run
 
 import vitkit
 from vitkit.devices import seed_generators
-from vitkit.errors import (
-    NonFiniteError,
-)
+from vitkit.errors import NonFiniteError
 from vitkit.training.state.manifest import read_manifest
 from vitkit.training.state.state_folder import newest_state
 
@@ -82,36 +82,33 @@ def test_numbers_that_are_not_finite_stop_or_are_skipped_and_counted(tmp_path):
         assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values()), file
 
 
-def test_out_of_memory_says_what_fitted(tmp_path):
-    tried = []
-    most = 32
-
-    def refuse(module, inputs):
-        # the tensors of a failed try must not take the memory of the next one
-        assert all(images() is None for images in tried)
-        tried.append(weakref.ref(inputs[0]))
-        if len(inputs[0]) > most:
-            raise torch.OutOfMemoryError("out of memory")
+def test_out_of_memory_names_the_settings_and_how_to_resume(tmp_path):
+    held, first = [], 7
 
     def on_start(trainer):
+        def refuse(module, inputs):
+            held.append(weakref.ref(inputs[0]))
+            if trainer.progress.step == first:
+                raise torch.OutOfMemoryError("out of memory")
+
         trainer.training_step.model.register_forward_pre_hook(refuse)
 
-    small = on(on_start=on_start)  # a machine that holds 32 images
-    with pytest.raises(
-        vitkit.VitkitError, match=r"with 64 images at once; 32 fit; pass --grad-accum-steps 4,"
-    ):
+    small = on(on_start=on_start)
+    with pytest.raises(vitkit.VitkitError) as caught:
         run(tmp_path / "run", small)
-    assert len(tried) == 2
-    tried.clear()
-    most = 0
-    with pytest.raises(
-        vitkit.VitkitError, match=r"with 64 images at once; not even one fits; lower --img-size"
-    ):
+    assert all(images() is None for images in held)  # the error holds no tensors
+    assert re.fullmatch(
+        r"cpu is out of memory with 64 images at once; pass --grad-checkpointing, or start afresh "
+        r"with --grad-accum-steps 4, a lower --batch-size or --img-size, or a smaller model; the "
+        r"newest state is .*step-00000005, resume with: vitkit train --resume .*/run",
+        str(caught.value),
+    )
+    first = -1
+    again = run(tmp_path / "run", small, resume=str(tmp_path / "run"))
+    assert bits(again.last) == bits(run(tmp_path / "straight").last)
+    first = 0
+    with pytest.raises(vitkit.VitkitError, match=r"model; no state is saved in .*/none$"):
         run(tmp_path / "none", small)
-    assert len(tried) == 7  # 64, 32 ... 1
-    tried.clear()
-    most = 32
-    run(tmp_path / "four", small, grad_accum_steps=4, max_steps=1)
 
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu", "mtia"])

@@ -135,7 +135,7 @@ def _report_other(error: Exception, verb: str, *, debug: bool) -> int:
 def _is_out_of_memory(error: Exception) -> bool:
     if "torch" not in sys.modules:  # the error is not about tensors
         return isinstance(error, MemoryError)
-    from vitkit.training.out_of_memory import is_out_of_memory
+    from vitkit.devices import is_out_of_memory
 
     return is_out_of_memory(error)
 

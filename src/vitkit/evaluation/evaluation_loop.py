@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -31,7 +31,6 @@ def predict_batches(
     workers: int = 0,
     world: ProcessGroup | None = None,
     collective: bool = False,
-    tell_failed: Callable[[Sequence[str]], object] = len,
 ) -> Iterator[LabelledLogits]:
     """Yield logits and class numbers of a split, batch by batch, in its order.
 
@@ -49,8 +48,6 @@ def predict_batches(
         collective: True for a model that is sharded over the processes, which must then call
             `forward` equally often: one that has no more images calls with zeros, and drops the
             result.
-        tell_failed: receives, for each batch, a line for each image that could not be read and was
-            replaced.
 
     Raises:
         DataError: an empty split.
@@ -66,7 +63,6 @@ def predict_batches(
     no_gradients = torch.no_grad if collective else torch.inference_mode
     # only this process's share
     for batch in batches(source, range(len(source)), workers=workers):
-        tell_failed(batch.failed)
         with no_gradients():
             logits = forward(batch.images(preprocess, device)).float()
         yield logits, batch.labels

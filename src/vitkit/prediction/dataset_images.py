@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from vitkit.data.datasets.path_list import Paths
 from vitkit.data.sources.csv_list import read_rows
 from vitkit.data.sources.open import LISTS, open_dataset
 from vitkit.errors import DataError
@@ -42,10 +41,12 @@ def _open_list(path: Path, root: Path) -> Files:
     rows = read_rows(path, root, follow_links=True, needs_labels=False)
     if not rows:
         raise DataError(f"{escape(path)}: no images")
+    paths: list[str] = []
     labels: list[str] = []
     splits: list[str] = []
     for row in rows:
         # equal texts become one object: a long list has few classes
+        paths.append(os.path.join(root, row.path))
         labels.append(sys.intern(row.label))
         splits.append(sys.intern(row.split))
-    return Files(Paths((row.path for row in rows), root), root, labels, splits, path)
+    return Files(paths, root, labels, splits, path)

@@ -13,7 +13,6 @@ import numpy as np
 from PIL import Image
 
 from vitkit.data.datasets.dataset import Dataset
-from vitkit.data.datasets.path_list import Paths
 from vitkit.data.images.file_types import IMAGE_ENDINGS
 from vitkit.data.sources.folder_listing import count_by_kind, list_folder
 from vitkit.errors import DataError, SettingError
@@ -88,7 +87,7 @@ def find_images(
             parts.append(Address(text))
         # the usual case, without imports for the other kinds
         elif split is None and text.lower().endswith(IMAGE_ENDINGS) and os.path.isfile(text):
-            parts.append(Files(Paths([text])))
+            parts.append(Files([text]))
         elif text in missing:
             parts.append(UnusableFile(text, "missing", "no such file"))
         else:
@@ -197,18 +196,18 @@ def _find_files(name: str, warnings: list[str], datasets: Sequence[str]) -> File
         warnings += (f"{escape(path)}: {warning}" for warning in listing.warnings())
         if not listing.images:
             raise DataError(f"{escape(path)}: no images in this folder; {_EXPECTED}")
-        return Files(Paths((os.path.join(*parts) for parts in listing.paths()), path), path)
+        return Files([os.path.join(path, *parts) for parts in listing.paths()], path)
     if os.path.exists(path):
         if path.suffix.lower() in _HINTS:
             hint = _HINTS[path.suffix.lower()].format(escape(name))
             raise DataError(f"{escape(name)}: {_NO_IMAGE}{hint}")
-        return Files(Paths([name]))  # a named file needs no image extension
+        return Files([name])  # a named file needs no image extension
     if is_pattern(name):
         files = match_files(name)
         folder = literal_folder(name)
         if not files:
             raise DataError(f"{escape(name)}: no image matches; {_contents(folder)}")
-        return Files(Paths(files), folder)
+        return Files(files, folder)
     if "://" in name:
         raise DataError(
             f"{escape(name)}: expected an http:// or https:// address of an image, or a path"

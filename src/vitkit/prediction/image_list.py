@@ -10,7 +10,6 @@ from typing import Protocol, runtime_checkable
 
 from vitkit.data.datasets.class_names import natural_order
 from vitkit.data.datasets.dataset import Dataset
-from vitkit.data.datasets.path_list import Paths
 from vitkit.data.datasets.split import Split
 from vitkit.errors import DataError, ImageError, ImageReason
 from vitkit.io.web.address import is_web_address
@@ -59,7 +58,7 @@ class Files(ImageGroup):
 
     def __init__(
         self,
-        paths: Paths,
+        paths: Sequence[str],
         base: Path | None = None,
         labels: Sequence[str] = (),
         splits: Sequence[str] = (),
@@ -76,7 +75,7 @@ class Files(ImageGroup):
         self._source = source
 
     def __iter__(self) -> Iterator[FoundImage]:
-        for number, path in enumerate(self._paths):
+        for number, path in enumerate(map(Path, self._paths)):
             yield FileImage(
                 name=str(path),
                 place=self.prefix / path.relative_to(self.base),
@@ -87,7 +86,7 @@ class Files(ImageGroup):
     def files(self) -> Iterator[Path]:
         if self._source is not None:
             yield self._source
-        yield from self._paths
+        yield from map(Path, self._paths)
 
 
 class UnusableFile(Files):
@@ -100,7 +99,7 @@ class UnusableFile(Files):
     """
 
     def __init__(self, name: str, reason: ImageReason, detail: str) -> None:
-        super().__init__(Paths([name]))
+        super().__init__([name])
         self._error = ImageError(name, reason, detail)
 
     def __iter__(self) -> Iterator[FoundImage]:
@@ -277,10 +276,11 @@ def dataset_parts(
         shown = part
         if dataset.cut and split is None:
             shown = ""  # splits made by vitkit do not belong to the data
-        # unwraps caches and replacements, down to the files
-        if (files := images.original().files()) is not None:
+        # unwraps a cache, down to the files
+        original = images.original()
+        if (files := original.files()) is not None:
             labels = [dataset.classes[label] for label in images.labels]
-            yield Files(Paths(files.paths), files.root, labels, [shown] * len(labels), source)
+            yield Files(files, original.folder(), labels, [shown] * len(labels), source)
         else:
             yield Stored(images, shown, dataset.classes, source)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import PurePath
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import unquote
 
-from vitkit.data.datasets.split import Split, admit_any
+from vitkit.data.datasets.split import Split
 from vitkit.data.images.colour import RGBPixels
 from vitkit.data.images.decode import as_rgb, decode_with_properties
 from vitkit.data.images.read import ImageSource, read_image
@@ -20,9 +19,6 @@ from vitkit.io.web.address import is_web_address
 
 if TYPE_CHECKING:
     from vitkit.io.web.image import WebFile
-
-Admit: TypeAlias = Callable[[int], object]
-"""Called with the number of pixels before a file is decoded; it may wait."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -42,11 +38,8 @@ class FoundImage(ABC):
     split: str = ""
 
     @abstractmethod
-    def read(self, admit: Admit = admit_any) -> RGBPixels:
+    def read(self) -> RGBPixels:
         """Return the pixels, (H, W, 3) RGB, uint8 [0, 255].
-
-        Args:
-            admit: called with the number of pixels before a file is decoded; it may wait.
 
         Raises:
             ImageError: an image that cannot be used, by name.
@@ -60,8 +53,8 @@ class FileImage(FoundImage):
     def __fspath__(self) -> str:
         return self.name
 
-    def read(self, admit: Admit = admit_any) -> RGBPixels:
-        return decode_with_properties(self.name, admit=admit)[0]
+    def read(self) -> RGBPixels:
+        return decode_with_properties(self.name)[0]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -70,7 +63,7 @@ class UnusableImage(FileImage):
 
     error: ImageError
 
-    def read(self, admit: Admit = admit_any) -> RGBPixels:
+    def read(self) -> RGBPixels:
         raise self.error
 
 
@@ -93,14 +86,14 @@ class WebImage(FoundImage):
         last = unquote(path.rstrip("/").rpartition("/")[2])
         return cls(name=address, place=PurePath(last.replace("\0", "")))
 
-    def read(self, admit: Admit = admit_any) -> RGBPixels:
+    def read(self) -> RGBPixels:
         # imported here: files on disk need no connections
         from vitkit.io.web.image import fetch_image, wrong_type
 
         if self._file is None:
             self._file = fetch_image(self.name)
         try:
-            return decode_with_properties(self._file.content, name=self.name, admit=admit)[0]
+            return decode_with_properties(self._file.content, name=self.name)[0]
         except ImageError as error:
             # Content-Type is more informative than the magic bytes
             media_type = self._file.media_type
@@ -117,9 +110,9 @@ class DatasetImage(FoundImage):
     images: Split
     index: int
 
-    def read(self, admit: Admit = admit_any) -> RGBPixels:
+    def read(self) -> RGBPixels:
         try:
-            pixels, _ = self.images.examine(self.index, admit)
+            pixels, _ = self.images.examine(self.index)
         except ImageError as error:
             raise ImageError(self.name, error.reason, error.detail) from error
         return as_rgb(pixels, self.name)
@@ -130,26 +123,24 @@ AnyImage: TypeAlias = ImageSource | FoundImage
 an image of `find_images`."""
 
 
-def read_any_image(image: AnyImage, name: str = "image", admit: Admit = admit_any) -> RGBPixels:
+def read_any_image(image: AnyImage, name: str = "image") -> RGBPixels:
     """Read an image as (H, W, 3) uint8 RGB, as `read_image` does, or from an http(s) address.
 
     Args:
         image: an image of any kind.
         name: its name in messages; a path, an address and a found image name themselves.
-        admit: receives the number of pixels before a file is decoded, and may wait; not called
-            where the pixels are in memory already.
 
     Raises:
         ImageError: an image that cannot be used.
         SettingError: not an image, such as a list of images.
     """
     if isinstance(image, FoundImage):
-        return image.read(admit)
+        return image.read()
     if isinstance(image, str) and not image:
         raise ImageError("''", "missing", "the path is empty")
     if isinstance(image, str) and is_web_address(image):
-        return WebImage.at(image).read(admit)
-    return read_image(image, name, admit)
+        return WebImage.at(image).read()
+    return read_image(image, name)
 
 
 def name_in_messages(image: AnyImage, number: int) -> str:

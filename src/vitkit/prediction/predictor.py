@@ -16,7 +16,6 @@ from jaxtyping import Float, Int64, Shaped, UInt8
 from PIL import Image
 from torch import Tensor
 
-from vitkit.data.datasets.memory_limit import PIXELS_AT_ONCE, MemoryLimit
 from vitkit.engines.choosing.checkpoint_engine import engine_of
 from vitkit.engines.choosing.options import Calibration, EngineOptions
 from vitkit.errors import CheckpointError, ImageError, SettingError, UserCodeError
@@ -266,11 +265,10 @@ class Predictor:
         images = as_list(images)
         # decoders and resizing release the interpreter lock, so threads are enough
         pool = ThreadPoolExecutor(min(MAX_DECODER_THREADS, available_cores()))
-        memory = MemoryLimit(PIXELS_AT_ONCE)
         waiting: deque[list[tuple[str, Future[ResizedImage | ImageError]]]] = deque()
         try:
             for chunk, more_soon in batches_of(images, self.batch_size):
-                waiting.append([self._submit(pool, memory, *numbered) for numbered in chunk])
+                waiting.append([self._submit(pool, *numbered) for numbered in chunk])
                 # the next batch is decoded while the model runs, if its images are available
                 while len(waiting) > int(more_soon):
                     yield self._run(waiting.popleft())
@@ -281,25 +279,22 @@ class Predictor:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _submit(
-        self, pool: ThreadPoolExecutor, memory: MemoryLimit, number: int, image: AnyImage
+        self, pool: ThreadPoolExecutor, number: int, image: AnyImage
     ) -> tuple[str, Future[ResizedImage | ImageError]]:
         """Decode and resize an image: the caller's objects at once, files in a thread."""
         name = name_in_messages(image, number)
         if not isinstance(image, Image.Image | np.ndarray):
-            return name, pool.submit(self._prepare, memory, name, image)
+            return name, pool.submit(self._prepare, name, image)
         # a PIL image or an array may be changed by the caller before a thread reads it
         future: Future[ResizedImage | ImageError] = Future()
-        future.set_result(self._prepare(memory, name, image))
+        future.set_result(self._prepare(name, image))
         return name, future
 
-    def _prepare(
-        self, memory: MemoryLimit, name: str, image: AnyImage
-    ) -> ResizedImage | ImageError:
-        with memory.admission() as admit:  # until the pixels are in the model's size
-            try:
-                return self._parts.prepare(read_any_image(image, name, admit))
-            except ImageError as error:
-                return error
+    def _prepare(self, name: str, image: AnyImage) -> ResizedImage | ImageError:
+        try:
+            return self._parts.prepare(read_any_image(image, name))
+        except ImageError as error:
+            return error
 
     def _run(
         self, futures: Sequence[tuple[str, Future[ResizedImage | ImageError]]]

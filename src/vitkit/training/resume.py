@@ -359,15 +359,12 @@ def _other_data(run: Run, difference: str, began_with: str | None) -> DataError:
         difference: in words.
         began_with: DATA of the run that is resumed, if its state names it.
     """
-    or_skip = ""
-    if run.can_skip_images:
-        or_skip = "continue without the missing ones by adding --bad-images skip, "
     data = run.plan.config.data
     mend = "pass the same object" if data.startswith("memory://") else "restore them"
     # a moved folder may lack images; another folder has different ones
     if began_with not in (None, data) and (began_with in NAMES or Path(began_with).exists()):
-        mend, or_skip = f"leave out DATA to continue with {began_with}", ""
+        mend = f"leave out DATA to continue with {began_with}"
     return DataError(
         f"{data}: the {difference} differ from those that the run {run.folder.root} started with; "
-        f"{mend}, {or_skip}or start afresh"
+        f"{mend}, or start afresh"
     )

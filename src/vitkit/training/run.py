@@ -15,7 +15,6 @@ from vitkit.evaluation.metrics import Metrics
 from vitkit.evaluation.temperature import HeldOutLogits
 from vitkit.models.vit import ViT
 from vitkit.training.interrupts import StopFlag
-from vitkit.training.monitoring.failed_images import FailedImages
 from vitkit.training.monitoring.run_log import RunLog
 from vitkit.training.optimization.ema import EMA
 from vitkit.training.run_folder import RunFolder
@@ -68,7 +67,6 @@ class Run:
             need, such as the logits of a teacher.
         epoch_result: result of the epoch that was validated last, until it is saved.
         further: callbacks that are not the run's own; evaluation calls these.
-        failed_images: is given a line for each image that could not be read.
     """
 
     plan: Plan
@@ -86,7 +84,6 @@ class Run:
     epoch_result: EpochResult | None = None
     further: Sequence[Callback] = ()
     held_out: HeldOutLogits | None = field(init=False)
-    failed_images: FailedImages = field(init=False)
     _started: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -94,20 +91,11 @@ class Run:
         classes = self.plan.spec.num_classes
         # filled by each validation; a resumed run reads those of its earlier part first
         self.held_out = None if val is None else HeldOutLogits(len(val), classes)
-        self.failed_images = FailedImages(self.log.info)
 
     @property
     def model_to_save(self) -> ViT:
         """The model that is validated and saved: the average of the weights, where there is one."""
         return self.model if self.ema is None else self.ema.model
-
-    @property
-    def can_skip_images(self) -> bool:
-        """True if the run can continue without some images: it has their list, and no teacher.
-
-        A teacher has not seen those that would take their places.
-        """
-        return self.folder.images.exists() and self.plan.teacher is None
 
     def restart_clock(self) -> None:
         """Leave the time since the last count out of the seconds of training."""

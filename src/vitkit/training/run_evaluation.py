@@ -45,7 +45,6 @@ def evaluate_split(run: Run, split: str, model: ViT) -> Iterator[LabelledLogits]
         workers=workers,
         world=world,
         collective=sharded,
-        tell_failed=run.failed_images,
     )
     most = -(-len(images) // (BATCH_SIZE * world.size))  # some processes have one batch less
     for _ in range(most):

@@ -60,11 +60,6 @@ class RunFolder:
         return self.root / "search.json"
 
     @property
-    def images(self) -> Path:
-        """Names and hashes of the image files that the run began with; only for image files."""
-        return self.root / "images.npz"
-
-    @property
     def relabel(self) -> Path:
         """The corrected labels that the run began with, a copy of the file of `relabel`."""
         return self.root / "relabel.csv"
@@ -157,11 +152,17 @@ class RunFolder:
 LR_FINDER = "lr_finder.png"
 """The figure of the search for a learning rate, `--find-lr`; beside it is one that ends in .svg."""
 FILES = {LOCK, OWNER, "wandb", LR_FINDER, "lr_finder.svg", "confusion_matrix.svg", "curves.svg"}
-RUN_ENTRIES = FILES | {
-    entry.fget(RunFolder(Path())).parts[0]
-    for entry in vars(RunFolder).values()
-    if isinstance(entry, property) and entry.fget is not None
-}
+EARLIER_FILES = {"images.npz"}
+"""Files that earlier versions left, which nothing reads any more."""
+RUN_ENTRIES = (
+    EARLIER_FILES
+    | FILES
+    | {
+        entry.fget(RunFolder(Path())).parts[0]
+        for entry in vars(RunFolder).values()
+        if isinstance(entry, property) and entry.fget is not None
+    }
+)
 """Names of all files and folders that a run may leave in its folder."""
 CONFIG_KEYS = {"data", "start", "resume", "overwrite"}
 """Keys of every config.yaml that a run wrote; a recipe written by hand lacks some of them."""

@@ -15,10 +15,9 @@ from vitkit.distributed import ProcessGroup, has_rank, is_launched, join_process
 from vitkit.training.callbacks.early_stopping import Deadline, KeepDeadline, Stop
 from vitkit.training.callbacks.ema import AverageWeights, TrainMode
 from vitkit.training.callbacks.evaluate import Evaluate
-from vitkit.training.callbacks.missing_images import saved_when_images_fail
 from vitkit.training.callbacks.non_finite_loss import HandleBadNumbers
 from vitkit.training.callbacks.report import ReportProgress
-from vitkit.training.callbacks.save import Save, SaveBeforeValidation
+from vitkit.training.callbacks.save import Save, SaveBeforeValidation, saved_on_error
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.finish import finish_run
 from vitkit.training.interrupts import raise_on_signal, stop_on_signal
@@ -196,7 +195,7 @@ def _make_steps(
     for part in (run, *callbacks):
         run.registry.check_all_registered(part)
     run.restart_clock()
-    with saved_when_images_fail(run, save):
+    with saved_on_error(run, save):
         trainer.run()
         end = trainer.stopped or run.plan.end_in_words(progress.step)
         metrics = finish_run(run, end)

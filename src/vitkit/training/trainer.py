@@ -12,8 +12,8 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from vitkit.data.loading.batch import Batch
+from vitkit.devices import is_out_of_memory
 from vitkit.errors import UserCodeError, VitkitError
-from vitkit.training.out_of_memory import is_out_of_memory, out_of_memory
 from vitkit.training.state.progress import Progress
 from vitkit.training.step import StepResult, TrainingStep
 
@@ -153,7 +153,7 @@ class Trainer:
         """Make the steps that remain; an error that ends the run is raised after `on_end`.
 
         Raises:
-            SettingError: a step is out of memory; the message names settings that need less.
+            MemoryError: a step is out of memory, on whichever device.
             UserCodeError: a callback that is not vitkit's raised.
         """
         self.is_ending, self._error = False, None
@@ -198,7 +198,7 @@ class Trainer:
                 raise
             result = None
         if result is None:  # raised out here, where no exception keeps the step's tensors alive
-            raise out_of_memory(self.training_step, batch)
+            raise MemoryError
         self.progress.step += 1
         self.progress.unvalidated = self.progress.step % self.steps_per_epoch == 0
         self.training_step.world.record_step(self.progress.step)

@@ -113,7 +113,7 @@ def files_of_data(
         )
         for split in dataset.splits.values():
             if (files := split.original().files()) is not None:
-                yield from map(Path, files.paths)
+                yield from map(Path, files)
 
 
 def refuse_images_first(verb: str, checkpoint: str, others: str) -> None:

@@ -15,18 +15,9 @@ import numpy as np
 from jaxtyping import Int, Int64, UInt8, UInt64
 
 from vitkit.data.datasets.label_changes import LabelChanges
-from vitkit.data.datasets.path_list import Paths
-from vitkit.data.datasets.split import (
-    AdmitPixels,
-    ImageFiles,
-    ReducedImage,
-    Reduction,
-    Split,
-    admit_any,
-)
+from vitkit.data.datasets.split import ReducedImage, Reduction, Split
 from vitkit.data.images.decode import decode, decode_reduced, decode_with_properties
 from vitkit.data.images.file_types import FileProperty
-from vitkit.data.images.rereading import NO_FILE, file_stamps, patiently, single_file_stamp
 from vitkit.errors import ImageError
 from vitkit.io.file_cache import UNKNOWN, file_keys
 from vitkit.messages import escape
@@ -89,40 +80,26 @@ class ArraySplit(Split):
 class FileSplit(Split):
     """Images in files, decoded when they are read."""
 
-    paths: Paths
+    paths: Sequence[str]
     labels: Int64[np.ndarray, " N"]
     """Class numbers (N,)."""
     root: Path
     """The folder that names are relative to."""
     lines: Int64[np.ndarray, " N"] | None = None
     """Each image's line in the list that names it, for messages."""
-    stamps: UInt64[np.ndarray, " N"] | None = None
-    """Stamp of each file (`rereading.file_stamps`), by default as the files are now.
-
-    A file whose stamp has changed when it is read is refused. A file without a stamp (`NO_FILE`)
-    could not be seen at first and is read as it is.
-    """
-
-    def __post_init__(self) -> None:
-        if self.stamps is None:
-            object.__setattr__(self, "stamps", file_stamps(self.paths.texts()))
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    @property
-    def reads_single_files(self) -> bool:
-        return True
-
     def name(self, index: int) -> str:
         # Names in messages are the same on every operating system: "/" separates.
-        name = escape(self.paths[index].relative_to(self.root).as_posix())
+        name = self.path(index)
         if self.lines is None:
             return name
         return f"{name} (line {self.lines[index]})"
 
     def path(self, index: int) -> str:
-        return escape(self.paths[index].relative_to(self.root).as_posix())
+        return escape(Path(self.paths[index]).relative_to(self.root).as_posix())
 
     def read(self, index: int) -> UInt8[np.ndarray, "H W 3"]:
         return self._read(index, decode)
@@ -132,48 +109,27 @@ class FileSplit(Split):
 
     def _read(self, index: int, read: Callable[[str], Image]) -> Image:
         try:
-            return patiently(lambda: read(self._unchanged(index)))
+            return read(self.paths[index])
         except ImageError as error:
             # Only now: the name below the folder takes longer than opening the file.
             raise ImageError(self.name(index), error.reason, error.detail) from error
 
-    def _unchanged(self, index: int) -> str:
-        """Return the path of an image.
-
-        Raises:
-            ImageError: the file is another one than when the data were opened.
-        """
-        path = self.paths.text(index)
-        # A run must read the bytes that were fingerprinted, or it could not be repeated.
-        stamp = single_file_stamp(path)
-        expected = stamp if self.stamps is None else self.stamps[index]
-        if NO_FILE not in (stamp, expected) and stamp != expected:
-            raise ImageError(path, "missing", "the file was changed after it was opened")
-        return path
-
-    def examine(
-        self, index: int, admit: AdmitPixels = admit_any
-    ) -> tuple[UInt8[np.ndarray, "H W 3"], Iterable[FileProperty]]:
-        # Unlike `read`, without retries.
-        return decode_with_properties(self.paths[index], admit=admit)
+    def examine(self, index: int) -> tuple[UInt8[np.ndarray, "H W 3"], Iterable[FileProperty]]:
+        return decode_with_properties(self.paths[index])
 
     def cache_keys(self) -> UInt64[np.ndarray, " N"]:
-        return file_keys(self.paths.texts())
+        return file_keys(self.paths)
 
     def folder(self) -> Path:
         return self.root
 
-    def files(self) -> ImageFiles:
-        return ImageFiles(self.paths.texts(), self.root, self.lines)
+    def files(self) -> Sequence[str]:
+        return self.paths
 
     def subset(self, indices: Int[np.ndarray, " M"]) -> FileSplit:
-        # The stamps are kept, so that a change between opening and splitting is noticed, too.
-        lines, stamps = self.lines, self.stamps
-        if lines is not None:
-            lines = lines[indices]
-        if stamps is not None:
-            stamps = stamps[indices]
-        return FileSplit(self.paths.take(indices), self.labels[indices], self.root, lines, stamps)
+        paths = [self.paths[index] for index in indices]
+        lines = None if self.lines is None else self.lines[indices]
+        return FileSplit(paths, self.labels[indices], self.root, lines)
 
     def relabelled(self, labels: Int64[np.ndarray, " N"]) -> FileSplit:
         return dataclasses.replace(self, labels=labels)
@@ -238,32 +194,21 @@ class StoredSplit(Split):
     def is_remote(self) -> bool:
         return self.store.is_remote
 
-    @property
-    def reads_single_files(self) -> bool:
-        # A remote shard can only be missing as a whole, which ends the run.
-        return not self.store.is_remote
-
     def name(self, index: int) -> str:
         return escape(self.store.name(int(self.numbers[index])))
 
     def read(self, index: int) -> UInt8[np.ndarray, "H W 3"]:
-        number = int(self.numbers[index])
-        name = self.name(index)
-        return patiently(lambda: decode(self.store.encoded(number), name=name))
+        return decode(self._encoded(index), name=self.name(index))
 
     def read_reduced(self, index: int, reduction: Reduction) -> ReducedImage:
-        number = int(self.numbers[index])
-        name = self.name(index)
-        decoded = patiently(
-            lambda: decode_reduced(self.store.encoded(number), reduction, name=name)
-        )
-        return ReducedImage(*decoded)
+        content = self._encoded(index)
+        return ReducedImage(*decode_reduced(content, reduction, name=self.name(index)))
 
-    def examine(
-        self, index: int, admit: AdmitPixels = admit_any
-    ) -> tuple[UInt8[np.ndarray, "H W 3"], Iterable[FileProperty]]:
-        content = self.store.encoded(int(self.numbers[index]))
-        return decode_with_properties(content, admit=admit)
+    def examine(self, index: int) -> tuple[UInt8[np.ndarray, "H W 3"], Iterable[FileProperty]]:
+        return decode_with_properties(self._encoded(index))
+
+    def _encoded(self, index: int) -> bytes:
+        return self.store.encoded(int(self.numbers[index]))
 
     def cache_keys(self) -> UInt64[np.ndarray, " N"]:
         return self.store.cache_keys(self.numbers)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from jaxtyping import Bool, Int64, UInt8
+from jaxtyping import Bool, UInt8
 
-from vitkit.data.datasets.path_list import Paths
-from vitkit.data.images.rereading import may_pass, patiently
 from vitkit.io.file_cache import FileCache, file_keys
 from vitkit.process import available_cores
 
@@ -25,20 +24,20 @@ NO_CONTENT = hashlib.sha256().digest()
 """Digest of an unreadable file, which decoding reports; it is not cached."""
 
 
-def file_digests(paths: Paths) -> UInt8[np.ndarray, "N 32"]:
+def file_digests(paths: Sequence[str]) -> UInt8[np.ndarray, "N 32"]:
     """Return the SHA-256 of every file, in order; many files are looked up in a cache first."""
-    hasher = _Hasher(paths)
     if len(paths) < LEAST_CACHED:
-        return hasher(np.arange(len(paths)))
+        return _digests(paths)
     # Two paths are enough to name the cache: the same dataset gives the same folder.
     folder = os.path.realpath(os.path.commonpath((paths[0], paths[-1])))
     cache = FileCache("digests", folder, DIGEST)
-    rows, known = cache.get_many(file_keys(paths.texts()))
+    rows, known = cache.get_many(file_keys(paths))
     known &= _has_content(rows["sha256"])
     new = np.flatnonzero(~known)
     groups = [new[start : start + DIGEST_GROUP] for start in range(0, len(new), DIGEST_GROUP)]
+    chosen = ([paths[index] for index in group] for group in groups)
     with ThreadPoolExecutor(min(HASHING_THREADS, available_cores())) as pool:
-        for group, digests in zip(groups, pool.map(hasher, groups), strict=True):
+        for group, digests in zip(groups, pool.map(_digests, chosen), strict=True):
             rows["sha256"][group] = digests
     # `rows` and `known` are shared with the cache: what is marked as known is saved.
     known[:] = _has_content(rows["sha256"])
@@ -46,40 +45,19 @@ def file_digests(paths: Paths) -> UInt8[np.ndarray, "N 32"]:
     return np.asarray(rows["sha256"])
 
 
-class _Hasher:
-    """Hashes files, with retries; after a permanent failure (the disk is gone) without.
-
-    Args:
-        paths: paths of the files.
-    """
-
-    def __init__(self, paths: Paths) -> None:
-        self._paths = paths
-        self._disk_is_gone = False
-
-    def __call__(self, indices: Int64[np.ndarray, " M"]) -> UInt8[np.ndarray, "M 32"]:
-        """Return the SHA-256 of the files at some indices."""
-        digests = b"".join(map(self._digest, self._paths.take(indices).texts()))
-        return np.frombuffer(digests, np.uint8).reshape(-1, 32)
-
-    def _digest(self, path: str) -> bytes:
-        try:
-            if self._disk_is_gone:
-                return _digest(path)
-            return patiently(lambda: _digest(path))
-        except OSError as error:
-            self._disk_is_gone |= may_pass(error)
-            return NO_CONTENT
-        except ValueError:  # a path with a zero byte
-            return NO_CONTENT
+def _digests(paths: Sequence[str]) -> UInt8[np.ndarray, "M 32"]:
+    return np.frombuffer(b"".join(map(_digest, paths)), np.uint8).reshape(-1, 32)
 
 
 def _digest(path: str) -> bytes:
-    # Opening a FIFO would wait for a writer.
-    if not stat.S_ISREG(os.stat(path).st_mode):
+    try:
+        # Opening a FIFO would wait for a writer.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return NO_CONTENT
+        with open(path, "rb") as handle:
+            return hashlib.file_digest(handle, "sha256").digest()
+    except (OSError, ValueError):  # `ValueError`: a path with a zero byte
         return NO_CONTENT
-    with open(path, "rb") as handle:
-        return hashlib.file_digest(handle, "sha256").digest()
 
 
 def _has_content(digests: UInt8[np.ndarray, "N 32"]) -> Bool[np.ndarray, " N"]:

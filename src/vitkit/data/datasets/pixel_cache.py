@@ -26,17 +26,10 @@ from pathlib import Path
 import numpy as np
 import PIL
 from filelock import FileLock
-from jaxtyping import Int, Int64, UInt8, UInt16
+from jaxtyping import Int, Int64, UInt8, UInt16, UInt64
 
 from vitkit.data.datasets.dataset import Dataset
-from vitkit.data.datasets.split import (
-    AdmitPixels,
-    ReducedImage,
-    Reduction,
-    Split,
-    WrappedSplit,
-    admit_any,
-)
+from vitkit.data.datasets.split import ReducedImage, Reduction, Split
 from vitkit.data.images.file_types import FILE_PROPERTIES, FileProperty
 from vitkit.errors import ImageError
 from vitkit.io.atomic import replacing_folder
@@ -135,12 +128,48 @@ class PixelFile:
 
 
 @dataclass(frozen=True, eq=False)
-class CachedSplit(WrappedSplit):
+class CachedSplit(Split):
     """A split whose images are read from a cache; missing ones are read from their files."""
 
+    split: Split
     pixels: PixelFile
     numbers: Int64[np.ndarray, " N"]
     """Each image's number in the cache."""
+    labels: Int64[np.ndarray, " N"] = field(init=False)
+    """Class numbers (N,) of the other split."""
+
+    def __post_init__(self) -> None:
+        # A frozen dataclass has no other way to set a field that follows from another.
+        object.__setattr__(self, "labels", self.split.labels)
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    @property
+    def is_remote(self) -> bool:
+        return self.split.is_remote
+
+    def name(self, index: int) -> str:
+        return self.split.name(index)
+
+    def path(self, index: int) -> str:
+        return self.split.path(index)
+
+    def cache_keys(self) -> UInt64[np.ndarray, " N"]:
+        return self.split.cache_keys()
+
+    def shards(self) -> Int64[np.ndarray, " N"] | None:
+        return self.split.shards()
+
+    def prefetch(self, indices: Int64[np.ndarray, " M"]) -> None:
+        self.split.prefetch(indices)
+
+    def original(self) -> Split:
+        # The wrapped split may be a wrapper, too.
+        return self.split.original()
+
+    def folder(self) -> Path | None:
+        return self.split.folder()
 
     def read(self, index: int) -> UInt8[np.ndarray, "H W C"]:
         image = self.pixels[int(self.numbers[index])]
@@ -153,13 +182,11 @@ class CachedSplit(WrappedSplit):
             return self.split.read_reduced(index, reduction)
         return ReducedImage(image, (image.shape[0], image.shape[1]), 1)
 
-    def examine(
-        self, index: int, admit: AdmitPixels = admit_any
-    ) -> tuple[UInt8[np.ndarray, "H W C"], Iterable[str]]:
+    def examine(self, index: int) -> tuple[UInt8[np.ndarray, "H W C"], Iterable[str]]:
         number = int(self.numbers[index])
         image = self.pixels[number]
         if image is None:
-            return self.split.examine(index, admit)
+            return self.split.examine(index)
         return image, _properties_of(int(self.pixels.properties[number]))
 
     def subset(self, indices: Int[np.ndarray, " M"]) -> CachedSplit:

@@ -19,7 +19,6 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 from PIL import Image
 
-from vitkit.data.datasets.memory_limit import PIXELS_AT_ONCE, MemoryLimit
 from vitkit.data.datasets.split import Split
 from vitkit.data.images.file_types import FILE_PROPERTIES
 from vitkit.errors import ImageError, ImageReason, SettingError
@@ -110,7 +109,7 @@ def scan_split(
     unknown = np.flatnonzero(~known)
     problems: list[Problem] = []
     last_save = time.monotonic()
-    scan_group = partial(_scan_group, split, MemoryLimit(PIXELS_AT_ONCE))
+    scan_group = partial(_scan_group, split)
     # Threads, not processes: Pillow decodes without the interpreter lock.
     with ThreadPoolExecutor(workers or available_cores()) as pool:
         for start in range(0, len(unknown), SCAN_BLOCK):
@@ -175,15 +174,12 @@ def _thumbnail(pixels: UInt8[np.ndarray, "H W C"]) -> UInt8[np.ndarray, "h w"]:
     return np.asarray(small.convert("L"))
 
 
-def _scan_group(
-    split: Split, limit: MemoryLimit, indices: Int64[np.ndarray, " M"]
-) -> list[tuple[int, RowOrProblem]]:
+def _scan_group(split: Split, indices: Int64[np.ndarray, " M"]) -> list[tuple[int, RowOrProblem]]:
     results: list[tuple[int, RowOrProblem]] = []
     for index in map(int, indices):
-        with limit.admission() as admit:  # the memory is reserved until the pixels are summarised
-            try:
-                result: RowOrProblem = summarise(*split.examine(index, admit))
-            except ImageError as error:
-                result = Problem(index, split.name(index), error.reason, error.detail)
-            results.append((index, result))
+        try:
+            result: RowOrProblem = summarise(*split.examine(index))
+        except ImageError as error:
+            result = Problem(index, split.name(index), error.reason, error.detail)
+        results.append((index, result))
     return results

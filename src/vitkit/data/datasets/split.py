@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int, Int64, UInt8, UInt64
-
-LONGEST_PAUSE = 120.0
-"""Seconds that `Split.read` may wait without doing anything, such as for an overloaded server."""
-
-AdmitPixels = Callable[[int], object]
-"""Called with the number of pixels of an image before it is decoded; it may wait."""
 
 Reduction = Callable[[tuple[int, int]], int]
 """Called with the full size (H, W) of an image; returns 1, 2, 4 or 8, the factor by which it may be
@@ -37,22 +31,6 @@ class ReducedImage:
         if self.factor is None or self.size is None:
             return True
         return reduction(self.size) == self.factor
-
-
-@dataclass(frozen=True)
-class ImageFiles:
-    """The files of a split's images, one for each image, in the split's order."""
-
-    paths: Iterable[str]
-    """Their N paths, which can be gone through once."""
-    root: Path
-    """The folder that names are relative to."""
-    lines: Int64[np.ndarray, " N"] | None = None
-    """Each image's line in the list that names it (N,)."""
-
-
-def admit_any(pixels: int) -> None:
-    """Set no memory limit on decoding."""
 
 
 class Split(ABC):
@@ -117,19 +95,8 @@ class Split(ABC):
         """True if the images come over the network, many of them in one file."""
         return False
 
-    @property
-    def reads_single_files(self) -> bool:
-        """True if a single image can become unreadable during a run."""
-        return False
-
-    def examine(
-        self, index: int, admit: AdmitPixels = admit_any
-    ) -> tuple[UInt8[np.ndarray, "H W C"], Iterable[str]]:
+    def examine(self, index: int) -> tuple[UInt8[np.ndarray, "H W C"], Iterable[str]]:
         """Return one image as `read` does, and of `FILE_PROPERTIES` those that decoding changed.
-
-        Args:
-            index: the image.
-            admit: called with the number of pixels before a file is decoded; it may wait.
 
         Raises:
             ImageError: it cannot be read or decoded.
@@ -153,10 +120,6 @@ class Split(ABC):
         Returns at once. The default does nothing.
         """
 
-    def failures(self) -> tuple[str, ...]:
-        """Return, and forget, a line for each image that could not be read since the last call."""
-        return ()
-
     def original(self) -> Split:
         """Return the split that this one wraps, if any, else the split itself."""
         return self
@@ -165,49 +128,6 @@ class Split(ABC):
         """Return the folder of the image files; None for images that are not single files."""
         return None
 
-    def files(self) -> ImageFiles | None:
-        """Return the files that `read` opens; None if images are not read from single files."""
+    def files(self) -> Sequence[str] | None:
+        """Return the N paths that `read` opens; None if images are not read from single files."""
         return None
-
-
-@dataclass(frozen=True, eq=False)
-class WrappedSplit(Split):
-    """A split with the labels and names of another one; subclasses read images in their own way."""
-
-    split: Split
-    """The wrapped split."""
-    labels: Int64[np.ndarray, " N"] = field(init=False)
-    """Class numbers (N,) of the wrapped split."""
-
-    def __post_init__(self) -> None:
-        # A frozen dataclass has no other way to set a field that follows from another.
-        object.__setattr__(self, "labels", self.split.labels)
-
-    def __len__(self) -> int:
-        return len(self.split)
-
-    @property
-    def is_remote(self) -> bool:
-        return self.split.is_remote
-
-    def name(self, index: int) -> str:
-        return self.split.name(index)
-
-    def path(self, index: int) -> str:
-        return self.split.path(index)
-
-    def cache_keys(self) -> UInt64[np.ndarray, " N"]:
-        return self.split.cache_keys()
-
-    def shards(self) -> Int64[np.ndarray, " N"] | None:
-        return self.split.shards()
-
-    def prefetch(self, indices: Int64[np.ndarray, " M"]) -> None:
-        self.split.prefetch(indices)
-
-    def original(self) -> Split:
-        # The wrapped split may be a wrapper, too.
-        return self.split.original()
-
-    def folder(self) -> Path | None:
-        return self.split.folder()

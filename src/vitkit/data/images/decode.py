@@ -7,10 +7,13 @@ pixels and refuse the same files. An image is decoded whole or not at all.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
@@ -35,7 +38,6 @@ from vitkit.data.images.integrity import (
 from vitkit.data.images.jpeg import SMALLEST_REDUCED, fast_pixels, set_reduction
 from vitkit.data.images.orientation import SIDEWAYS, UPRIGHT, exif_orientation, turned_upright
 from vitkit.data.images.pillow_errors import PILLOW_ERRORS, PillowKeptQuiet
-from vitkit.data.images.rereading import file_in_memory, open_image_file
 from vitkit.data.images.tiff import pixel_layout, tiff_orientation, tile_size
 from vitkit.errors import ImageError
 from vitkit.messages import escape
@@ -47,6 +49,8 @@ READABLE_MODES = "grey, RGB, RGBA, CMYK or palette of 8 or 16 bits"
 WEBP_SHARE = 2
 """A WebP may have this part of the pixels of others: Pillow decodes it with two more canvases and a
 copy in RGBA."""
+READ_AT_ONCE = 4 << 20
+"""Bytes of a file that is read into memory before it is decoded; Pillow would read it in pieces."""
 MAX_PIXELS = 50_000_000
 MAX_ASPECT = 200.0
 
@@ -113,7 +117,6 @@ def decode_with_properties(
     name: str | None = None,
     max_pixels: int = MAX_PIXELS,
     max_aspect: float = MAX_ASPECT,
-    admit: Callable[[int], object] = lambda pixels: None,
 ) -> tuple[RGBPixels, frozenset[FileProperty]]:
     """Decode one image as `decode` does, and return the properties of its file that this changed.
 
@@ -122,7 +125,6 @@ def decode_with_properties(
         name: as in `decode`.
         max_pixels: as in `decode`.
         max_aspect: as in `decode`.
-        admit: called with the number of pixels before they are decoded; it may wait.
 
     Returns:
         The pixels, and of `FILE_PROPERTIES`: "CMYK" inks turned to colours; "16 bits" a sample
@@ -132,7 +134,7 @@ def decode_with_properties(
     Raises:
         ImageError: as `decode`.
     """
-    decoded = _open_and_decode(source, name, max_pixels, max_aspect, admit=admit)
+    decoded = _open_and_decode(source, name, max_pixels, max_aspect)
     return decoded.pixels, decoded.properties
 
 
@@ -159,13 +161,12 @@ def _open_and_decode(
     max_pixels: int,
     max_aspect: float,
     *,
-    admit: Callable[[int], object] = lambda pixels: None,
     reduction: ChooseFactor | None = None,
 ) -> _Decoded:
     if name is None:
         name = "image" if isinstance(source, bytes) else os.fspath(source)
     name = escape(name)
-    with open_image_file(source, name) as opened:
+    with _open_image_file(source, name) as opened:
         handle = opened
         format = None
         try:
@@ -174,13 +175,76 @@ def _open_and_decode(
             # Pillow gets files of the six formats only.
             if format is None:
                 raise ImageError(name, *describe(head))
-            handle = file_in_memory(opened, head)
+            handle = _file_in_memory(opened, head)
             with PillowKeptQuiet():
-                return _decode(handle, format, name, max_pixels, max_aspect, admit, reduction)
+                return _decode(handle, format, name, max_pixels, max_aspect, reduction)
         except Image.DecompressionBombError as error:
             raise ImageError(name, "too large", _one_line(error)) from error
         except PILLOW_ERRORS as error:
             raise _refusal(handle, format, name, error) from error
+
+
+def _open_image_file(
+    source: bytes | str | os.PathLike[str], name: str
+) -> io.BytesIO | io.BufferedReader:
+    """Open the bytes as a stream. A path is opened only when it is a file: a FIFO would hang."""
+    if isinstance(source, bytes):
+        if not source:
+            raise ImageError(name, "empty", "expected an image, got 0 bytes")
+        return io.BytesIO(source)
+    try:
+        status = os.stat(source)
+        if not stat.S_ISREG(status.st_mode):
+            raise ImageError(name, "not a file", f"expected a file, found {_kind(status.st_mode)}")
+        if status.st_size == 0:
+            raise ImageError(name, "empty", "expected an image, got a file of 0 bytes")
+        return Path(source).open("rb")
+    except FileNotFoundError:
+        raise ImageError(name, "missing", "no such file") from None
+    # A path with a zero byte, or one too long, is a ValueError or an OSError.
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ImageError(name, "missing", f"cannot be opened: {reason}") from error
+
+
+class _FileContent(io.BytesIO):
+    """The content of a file in memory, with the file's name."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return f"<_io.BytesIO name={self.name!r}>"  # as for a file, which messages do not name
+
+
+def _file_in_memory(
+    handle: io.BytesIO | io.BufferedReader, head: bytes
+) -> io.BytesIO | io.BufferedReader:
+    """Return a file of up to `READ_AT_ONCE` bytes as a stream in memory, a larger one as it is.
+
+    Args:
+        handle: the file.
+        head: the bytes that were read.
+    """
+    if isinstance(handle, io.BytesIO) or os.fstat(handle.fileno()).st_size > READ_AT_ONCE:
+        return handle
+    stream = _FileContent(head + handle.read())
+    stream.name = handle.name
+    stream.seek(len(head))  # as if the file had been read from the beginning
+    return stream
+
+
+def _kind(mode: int) -> str:
+    kinds = (
+        (stat.S_ISDIR, "a folder"),
+        (stat.S_ISFIFO, "a FIFO"),
+        (stat.S_ISSOCK, "a socket"),
+        (stat.S_ISCHR, "a character device"),
+        (stat.S_ISBLK, "a block device"),
+    )
+    for is_kind, kind in kinds:
+        if is_kind(mode):
+            return kind
+    return "something else"
 
 
 def _refusal(handle: Stream, format: str | None, name: str, error: BaseException) -> ImageError:
@@ -230,7 +294,6 @@ def _decode(
     name: str,
     max_pixels: int,
     max_aspect: float,
-    admit: Callable[[int], object],
     reduction: ChooseFactor | None,
 ) -> _Decoded:
     frame = 0
@@ -250,14 +313,12 @@ def _decode(
         if format == "PNG":
             check_png_chunks(handle, name)
             scale_key_colour(image)
-        pixels_at_once = image.width * image.height
         if format == "TIFF":
             check_tiff_coverage(image, name)
-            pixels_at_once = max(pixels_at_once, _tile_pixels(image, name, most))
+            _check_tile(image, name, most)
         handle.seek(position)
         stored = str([tile.args for tile in image.tile[:1]])  # cleared by load()
         turned = format == "TIFF" and tiff_orientation(image) in UPRIGHT  # lost by load()
-        admit(pixels_at_once)
         if format == "JPEG":
             decoded = _decode_jpeg(handle, image, frame, name, reduction)
         else:
@@ -292,12 +353,8 @@ def _decode_jpeg(
     return _Decoded(pixels, size, factor)
 
 
-def _tile_pixels(image: ImageFile.ImageFile, name: str, max_pixels: int) -> int:
-    """Return the pixels of a tile of a TIFF, which may be far larger than the image.
-
-    Raises:
-        ImageError: "too large": libtiff takes the memory of a whole tile.
-    """
+def _check_tile(image: ImageFile.ImageFile, name: str, max_pixels: int) -> None:
+    """Refuse a TIFF with too large tiles: libtiff takes the memory of a whole tile."""
     height, width = tile_size(image)
     if height * width > max_pixels:
         raise ImageError(
@@ -306,7 +363,6 @@ def _tile_pixels(image: ImageFile.ImageFile, name: str, max_pixels: int) -> int:
             f"tiles of {height} x {width} pixels; at most {max_pixels:,} are decoded; save it "
             "again without tiles",
         )
-    return height * width
 
 
 def _file_properties(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from os import PathLike
 from typing import TypeAlias
 
@@ -17,18 +16,12 @@ ImageSource: TypeAlias = str | PathLike[str] | bytes | Image.Image | np.ndarray
 """A path, an encoded file's bytes, a PIL image, or (H, W, 3), (H, W, 1) or (H, W) uint8."""
 
 
-def read_image(
-    image: ImageSource,
-    name: str = "image",
-    admit: Callable[[int], object] = lambda pixels: None,
-) -> UInt8[np.ndarray, "H W 3"]:
+def read_image(image: ImageSource, name: str = "image") -> UInt8[np.ndarray, "H W 3"]:
     """Read an image as (H, W, 3) uint8 RGB.
 
     Args:
         image: a path, an encoded file's bytes, a PIL image or an array.
         name: its name in messages; a path names itself.
-        admit: receives the number of pixels before a file is decoded, and may wait; not called
-            where the pixels are in memory already.
 
     Raises:
         ImageError: an image that cannot be used.
@@ -42,7 +35,5 @@ def read_image(
     # Pixels in memory have no header to check first.
     if isinstance(image, Image.Image | np.ndarray):
         return as_rgb(image, name)
-    pixels, _ = decode_with_properties(
-        image, name=name if isinstance(image, bytes) else None, admit=admit
-    )
+    pixels, _ = decode_with_properties(image, name=name if isinstance(image, bytes) else None)
     return pixels

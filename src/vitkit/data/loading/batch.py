@@ -26,7 +26,6 @@ class Batch:
         epoch: the epoch whose random numbers changed the images, counted from 0, or its number in
             the cycle where these numbers repeat; -1 in evaluation.
         views: the number of each image's repetition in that epoch (B,), counted from 0.
-        failed: a line for each image that could not be read and has another in its place.
     """
 
     pixels: UInt8[Tensor, "B H W C"]
@@ -34,7 +33,6 @@ class Batch:
     indices: Int64[Tensor, "B"]
     epoch: int
     views: Int64[Tensor, "B"]
-    failed: tuple[str, ...] = ()
 
     def images(self, preprocess: Preprocess, device: torch.device) -> Float[Tensor, "B C H W"]:
         """Return the normalised images on `device`; uint8 is transferred and converted there.

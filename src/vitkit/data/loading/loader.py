@@ -13,6 +13,8 @@ import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import groupby
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pickle import PicklingError
 from typing import Any
 
@@ -24,16 +26,21 @@ from torch.utils.data import Dataset as TorchDataset
 
 from vitkit.data.datasets.split import ReducedImage, Split
 from vitkit.data.images.preprocess import fit
-from vitkit.data.loading import worker_watch
 from vitkit.data.loading.batch import Batch, PixelAugmentation, PixelTransform
 from vitkit.data.loading.sampler import EpochOrder, steps_of_epoch
-from vitkit.data.loading.worker_watch import watched
-from vitkit.errors import DataError, VitkitError
+from vitkit.errors import DataError, LoaderError, VitkitError
 from vitkit.randomness import augmentation_key
 from vitkit.spec import Preprocess
 
 NAMES_SHOWN = 3
 """Images of a batch that a message names."""
+LOOK_EVERY = 1.0
+"""Seconds between two looks at the loader processes, while a batch is waited for."""
+MOST_LOOKS = 600
+"""Looks without a batch after which the run ends. They are counted, not seconds: a run that was
+suspended as a whole goes on. Images of remote shards may take any time; fetching has its limits."""
+EXIT_GRACE = 1.0
+"""Seconds that a failing process gets to exit, so that its exit code is known."""
 SECONDS_AFTER_SIGTERM = 60
 """Seconds after which a worker process exits although its parent has not stopped it."""
 
@@ -289,7 +296,7 @@ def batches(
 
     Raises:
         ImageError: an image that can no longer be read, by name, from whichever process met it.
-        LoaderError: a process was killed or hangs, or `stopped`; see `worker_watch.watched`.
+        LoaderError: a process is gone, no batch came for ten minutes, or `stopped`.
     """
     with warnings.catch_warnings():
         # More workers than cores are the caller's choice; the training plan notes it in one line.
@@ -302,7 +309,7 @@ def batches(
             generator=torch.Generator(),  # else the loader would draw its seed from the global one
             collate_fn=_unchanged,
             worker_init_fn=_leave_signals_to_the_parent,
-            timeout=worker_watch.LOOK_EVERY if workers else 0.0,
+            timeout=LOOK_EVERY if workers else 0.0,
         )
         try:
             arriving: Iterator[Batch | VitkitError] = iter(loader)
@@ -313,18 +320,68 @@ def batches(
                 "at the top level of a module, or pass --workers 0"
             ) from error
     if workers:
-        arriving = watched(
-            arriving,
-            contents=lambda number: source.contents(numbers[number]),
-            remote=source.split.is_remote,
-            stopped=stopped,
-        )
+        arriving = _watched(arriving, source, numbers, stopped)
     generator = _hand_over(arriving)
     if workers:
         _OPEN.add(generator)
         atexit.unregister(_close_all)
         atexit.register(_close_all)  # again, so that it runs before what torch registered just now
     return generator
+
+
+def _watched(
+    arriving: Any, source: BatchSource, numbers: range, stopped: Callable[[], bool]
+) -> Iterator[Batch | VitkitError]:
+    """Hand on what loader processes make; end them where one is gone or no batch comes."""
+    processes: Sequence[BaseProcess] = arriving._workers
+    # torch would raise from a signal handler when one of its processes ends: that could be in the
+    # middle of an optimizer step. Both lines undo what its constructor did.
+    torch._C._remove_worker_pids(id(arriving))
+    arriving._worker_pids_set = False
+    looks = done = 0
+    try:
+        while done < len(numbers):
+            try:
+                item = next(arriving)
+            except (RuntimeError, OSError, EOFError) as error:
+                late = str(error).startswith("DataLoader timed out")
+                looks += 1
+                reason = _describe_death(processes, 0.0 if late else EXIT_GRACE)
+                if stopped():
+                    reason = "stopped"
+                elif looks >= MOST_LOOKS and not source.split.is_remote:
+                    reason = reason or (
+                        f"no batch came for {looks * LOOK_EVERY:g} s; check that the disk or "
+                        "network drive still responds"
+                    )
+                if reason is not None:
+                    message = f"{reason}; the run waited for {source.contents(numbers[done])}"
+                    raise LoaderError(message) from None
+                if not late:
+                    raise
+                continue
+            looks, done = 0, done + 1
+            yield item
+    except LoaderError:
+        for process in processes:  # a stopped one ignores any other signal
+            process.kill()
+        for process in processes:
+            process.join(EXIT_GRACE)
+        raise
+    finally:
+        del arriving  # a traceback would keep the batch alive with this frame
+
+
+def _describe_death(processes: Sequence[BaseProcess], within: float) -> str | None:
+    """Describe a process that is gone, waiting `within` seconds for one to go; `None` for none."""
+    ended = wait([process.sentinel for process in processes], within)
+    for process in processes:
+        if process.sentinel in ended:
+            process.join()  # its files are closed a moment before its exit code is known
+            code = process.exitcode or 0
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            return f"loader process {process.pid} {how}; if memory ran out, pass fewer --workers"
+    return None
 
 
 def _hand_over(arriving: Iterator[Batch | VitkitError]) -> Generator[Batch, None, None]:
@@ -368,7 +425,6 @@ def _batch(
         torch.from_numpy(indices.copy()),  # may be a view of the whole order, which is cached
         epoch,
         torch.from_numpy(views.copy()),
-        split.failures(),
     )
 
 

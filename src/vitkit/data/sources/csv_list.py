@@ -18,7 +18,6 @@ import numpy as np
 from vitkit.data.datasets.build import POOL, NamedImages, assemble
 from vitkit.data.datasets.dataset import SPLIT_WORDS, Dataset, FileSplit
 from vitkit.data.datasets.file_digests import file_digests
-from vitkit.data.datasets.path_list import Paths
 from vitkit.errors import DataError
 from vitkit.io.csv_format import csv_encoding, csv_separator
 from vitkit.messages import escape, plural
@@ -283,14 +282,13 @@ def _contradictions(rows: list[ListRow]) -> list[str]:
 
 
 def _part(rows: list[ListRow], root: Path) -> NamedImages:
-    files: list[str] = []
+    paths: list[str] = []
     lines: list[int] = []
     labels: list[str] = []
     for row in rows:
-        files.append(row.path)
+        paths.append(os.path.join(root, row.path))
         lines.append(row.line)
         labels.append(row.label)
-    paths = Paths(files, root)
     # The labels are numbered by `assemble`, when all class names are known.
     images = FileSplit(paths, np.zeros(len(rows), np.int64), root, np.array(lines, np.int64))
     return NamedImages(images, labels, [*map(bytes, file_digests(paths))])

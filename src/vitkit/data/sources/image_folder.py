@@ -23,7 +23,6 @@ from vitkit.data.datasets.class_names import (
 )
 from vitkit.data.datasets.dataset import SPLIT_WORDS, Dataset, FileSplit, dataset_fingerprint
 from vitkit.data.datasets.file_digests import file_digests
-from vitkit.data.datasets.path_list import Paths
 from vitkit.data.datasets.split import Split
 from vitkit.data.datasets.splitting import POOL_FRACTIONS, cut_pool, first_copies, pool_cuts
 from vitkit.data.images.file_types import IMAGE_ENDINGS
@@ -255,5 +254,5 @@ def _file_split(
     groups = [by_class.get(name, ()) for name in classes]
     labels = np.repeat(np.arange(len(groups)), [*map(len, groups)])
     images = itertools.chain.from_iterable(groups)
-    paths = Paths((image.replace(PART_SEPARATOR, os.sep) for image in images), root)
+    paths = [os.path.join(root, image.replace(PART_SEPARATOR, os.sep)) for image in images]
     return FileSplit(paths, labels, root)

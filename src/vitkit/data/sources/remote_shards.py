@@ -23,7 +23,6 @@ from filelock import FileLock
 from jaxtyping import Int64, UInt8, UInt64
 
 from vitkit.data.datasets.dataset import Store
-from vitkit.data.datasets.split import LONGEST_PAUSE
 from vitkit.errors import DataError, ImageError, SettingError, VitkitError
 from vitkit.io.cache_folder import cache_folder
 from vitkit.io.digests import file_sha256
@@ -41,6 +40,8 @@ NEVER_DELETED = 4
 """Shards that are never deleted: the ones being read, and the ones fetched ahead."""
 SERVER_ATTEMPTS = 6
 """Failures in a row without any new byte before giving up, after half a minute."""
+LONGEST_PAUSE = 120.0
+"""Seconds that an overloaded server may ask to wait."""
 HOW_TO_MAKE_SPACE = (
     f"free some space, lower {LIMIT_SETTING}, or set VITKIT_CACHE to a folder elsewhere"
 )

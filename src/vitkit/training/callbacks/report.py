@@ -7,15 +7,6 @@ from collections.abc import Iterable, Iterator
 
 from vitkit.data.loading.batch import Batch
 from vitkit.models.vit import ViT
-from vitkit.process import available_cores
-from vitkit.training.monitoring.bottleneck import (
-    DIAGNOSIS_STEP,
-    WARM_UP_STEPS,
-    Machine,
-    diagnose,
-    measure_image_cost,
-    waits_for_images,
-)
 from vitkit.training.monitoring.image_grids import example_predictions
 from vitkit.training.monitoring.terminal import epochs_per_line
 from vitkit.training.monitoring.throughput import StepTimer, TimingSnapshot, memory
@@ -24,6 +15,10 @@ from vitkit.training.state.progress import Progress
 from vitkit.training.step import StepResult
 from vitkit.training.trainer import Callback, Trainer
 
+WARM_UP_STEPS, MEASURED_STEPS = 5, 25
+"""The wait for images is measured once, over some steps after the first ones, which are slow."""
+LONG_WAIT = 0.1
+"""Share of the time from which on the wait for images is reported."""
 LOOK_EVERY = 10.0
 """Least seconds between two logs of examples and weights, which would slow short epochs."""
 
@@ -45,19 +40,14 @@ class ReportProgress(Callback):
     def watched(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches, and measure the time spent waiting for them."""
         self._start = self._epoch = self._meter.read()
-        return self._meter.watched(self._report_failures(batches))
-
-    def _report_failures(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        for batch in batches:
-            self.run.failed_images(batch.failed)
-            yield batch
+        return self._meter.watched(batches)
 
     def before_epoch(self, trainer: Trainer) -> None:
         """Restart the epoch's timing: the time between two epochs counts for neither."""
         self._epoch = self._meter.read()
 
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
-        """Show the bar or a line, log the curves; after `DIAGNOSIS_STEP` steps, the diagnosis."""
+        """Show the bar or a line, log the curves, and once a long wait for images."""
         epoch, step, loss = trainer.epoch, trainer.progress.step, result.loss
         config = self.plan.config
         self._meter.step_done(config.batch_size)
@@ -73,8 +63,8 @@ class ReportProgress(Callback):
         steps = self._meter.steps
         if steps == WARM_UP_STEPS:
             self._warm = self._meter.read()
-        elif steps == DIAGNOSIS_STEP:
-            self._diagnose(step)
+        elif steps == WARM_UP_STEPS + MEASURED_STEPS:
+            self._report_wait()
 
     def _is_logged(self, step: int, last_step: int) -> bool:
         """Return whether a step is logged: also the last one, and those that end short epochs."""
@@ -101,9 +91,6 @@ class ReportProgress(Callback):
             | speed
             | {"seconds": progress.seconds},
         )
-        if failures := self.run.failed_images.take_count():
-            times = "once" if failures == 1 else f"{failures:,} times"
-            self.log.info(f"epoch {epoch}: {times} an image could not be read; see the lines above")
         # without validation every epoch replaces the best weights
         is_better = result.is_best and bool(validation)
         epochs = self.run.plan.config.epochs
@@ -160,11 +147,11 @@ class ReportProgress(Callback):
             left=(self.run.plan.last_step - step) * since_start.moment / since_start.steps,
         )
 
-    def _diagnose(self, step: int) -> None:
-        """Log what limits the speed; if it is the loader, time some images first."""
-        pace, plan = self._meter.read() - self._warm, self.plan
-        cost = measure_image_cost(plan.steps, step) if waits_for_images(pace) else None
-        # the processes on this machine share its cores
-        cores = max(1, available_cores() // self.run.world.local_size)
-        machine = Machine(cores, plan.workers, accelerator=plan.device.type != "cpu")
-        self.log.info(diagnose(pace, cost, machine))
+    def _report_wait(self) -> None:
+        """Log a line where the steps after the first ones waited long for images."""
+        wait = (self._meter.read() - self._warm).data_wait
+        if wait >= LONG_WAIT:
+            self.log.info(
+                f"{wait:.0%} of the time is spent waiting for images (workers: "
+                f"{self.plan.workers}); more --workers or --cache may help"
+            )

@@ -6,10 +6,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from vitkit.errors import DataError, ImageError, LoaderError, SettingError, UserCodeError
 from vitkit.evaluation.metrics import Metrics
 from vitkit.evaluation.user_metrics import finite_scores
+from vitkit.messages import plural
 from vitkit.models.vit import ViT
 from vitkit.training.parallel.fsdp import unsharded_model
 from vitkit.training.run import Run
@@ -142,6 +146,59 @@ class SaveBeforeValidation(Callback):
         self.save.check_due(trainer.last_step)
         if self.save.is_due:
             self.save.save_state()
+
+
+@contextmanager
+def saved_on_error(run: Run, save: Save) -> Iterator[None]:
+    """Save the run before an error of images or user code leaves the block; add how to resume.
+
+    Nothing is saved where memory ran out: that may have happened in the middle of an update.
+
+    Raises:
+        ImageError, DataError, UserCodeError, LoaderError: the error, with the command to resume.
+        SettingError: out of memory; it names the settings that need less.
+        Interrupted: instead of a `LoaderError`, where a signal ended the wait for the images.
+    """
+    try:
+        yield
+    except ImageError as error:
+        mend = f"restore the file and {run.how_to_resume()}"
+        detail = f"{error.detail}; {_save_and_describe(run, save)}: {mend}"
+        raise ImageError(error.name, error.reason, detail) from error
+    except (DataError, UserCodeError) as error:
+        mend = f"fix it and {run.how_to_resume()}"
+        # the cause has the traceback of the user's own code
+        raise type(error)(f"{error}; {_save_and_describe(run, save)}: {mend}") from error.__cause__
+    except LoaderError as error:
+        save.save_between_steps()
+        if run.stops_alone():
+            raise run.interrupted(run.stop.signum or 0) from None
+        raise LoaderError(f"{error}; {run.how_to_resume()}") from None
+    except MemoryError:
+        raise _out_of_memory(run) from None
+
+
+def _save_and_describe(run: Run, save: Save) -> str:
+    """Save the steps that are not saved yet; return the step at which the run stopped."""
+    saved = "everything is saved"
+    if not save.save_between_steps():  # one of several processes
+        saved = run.folder.last_state_hint()
+    return f"the run stopped at step {run.progress.step}, {saved}"
+
+
+def _out_of_memory(run: Run) -> SettingError:
+    """Return the error that names the settings that need less memory."""
+    plan = run.plan
+    config = plan.config
+    parts = config.grad_accum_steps
+    at_once = config.batch_size // run.world.size // parts
+    recompute = "" if config.grad_checkpointing else "pass --grad-checkpointing, or "
+    hint = run.folder.resume_hint(plan.python_call_to_resume(run.folder.root))
+    return SettingError(
+        f"{plan.device} is out of memory with {plural(at_once, 'image')} at once; {recompute}"
+        f"start afresh with --grad-accum-steps {2 * parts}, a lower --batch-size or --img-size, or "
+        f"a smaller model; {hint}"
+    )
 
 
 def write_weights(path: Path, model: ViT, run: Run, metrics: dict[str, Metrics]) -> str:

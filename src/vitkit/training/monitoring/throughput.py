@@ -27,16 +27,12 @@ class TimingSnapshot:
         steps: optimizer steps.
         images: images in these steps.
         waiting: time spent waiting for batches of the loader.
-        working: time from getting a batch to the end of its step.
-        cores: core-seconds that this process used while working.
     """
 
     moment: float = 0.0
     steps: int = 0
     images: int = 0
     waiting: float = 0.0
-    working: float = 0.0
-    cores: float = 0.0
 
     def __sub__(self, earlier: TimingSnapshot) -> TimingSnapshot:
         return TimingSnapshot(
@@ -44,8 +40,6 @@ class TimingSnapshot:
             self.steps - earlier.steps,
             self.images - earlier.images,
             self.waiting - earlier.waiting,
-            self.working - earlier.working,
-            self.cores - earlier.cores,
         )
 
     @property
@@ -64,8 +58,6 @@ class StepTimer:
 
     def __init__(self) -> None:
         self._totals = TimingSnapshot()
-        # Time and processor time at which the last batch arrived.
-        self._received = (0.0, 0.0)
 
     def watched(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches, and count the time spent waiting for each."""
@@ -75,18 +67,13 @@ class StepTimer:
             batch = next(iterator, None)
             if batch is None:
                 return
-            # Processor time, too: it tells how many cores a step uses.
-            self._received = time.perf_counter(), time.process_time()
-            self._totals.waiting += self._received[0] - start
+            self._totals.waiting += time.perf_counter() - start
             yield batch
 
     def step_done(self, images: int) -> None:
         """Count the step of the last batch; `images` is its size over all processes."""
-        moment, cores = self._received
         self._totals.steps += 1
         self._totals.images += images
-        self._totals.working += time.perf_counter() - moment
-        self._totals.cores += time.process_time() - cores
 
     @property
     def steps(self) -> int:

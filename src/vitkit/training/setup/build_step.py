@@ -6,6 +6,7 @@ from pathlib import Path
 
 from torch import Tensor, nn, optim
 
+from vitkit.devices import is_out_of_memory
 from vitkit.distributed import ProcessGroup
 from vitkit.errors import UserCodeError, VitkitError
 from vitkit.shapes import Logits, Loss, Targets
@@ -16,7 +17,6 @@ from vitkit.training.distillation.teacher_logits import TeacherInputs, TeacherTa
 from vitkit.training.interrupts import StopFlag
 from vitkit.training.optimization.losses import make_loss
 from vitkit.training.optimization.precision import Precision
-from vitkit.training.out_of_memory import is_out_of_memory
 from vitkit.training.run_plan import Plan
 from vitkit.training.setup.build_augmentation import make_transform
 from vitkit.training.step import Objective, TrainingStep, Transform

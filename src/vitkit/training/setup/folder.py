@@ -113,7 +113,7 @@ def prepare_folder(run: Run, stopped: StoppedRun | None, *, finished: bool = Fal
 
 
 def _write_record(run: Run, stopped: StoppedRun | None, stored: RunConfig | None) -> None:
-    """Begin the record of a run: TensorBoard's file, the images of a new run, the settings.
+    """Begin the record of a run: TensorBoard's file, the data of a new run, the settings.
 
     Half-written files are removed. The metrics of a stopped run are cut back to its last state.
 
@@ -129,7 +129,6 @@ def _write_record(run: Run, stopped: StoppedRun | None, stored: RunConfig | None
         record_data(
             run.plan.dataset,
             run.plan.check,
-            images_file=folder.images,
             check_file=folder.check,
             relabel_file=folder.relabel,
         )

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from vitkit.data.checks.check import Report, drop_or_refuse_unreadable
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.label_changes import LabelChanges, read_label_changes
 from vitkit.data.datasets.pixel_cache import cached, show_progress
 from vitkit.data.datasets.relabelling import relabel
-from vitkit.data.datasets.replacements import with_replacements
 from vitkit.data.datasets.splitting import POOL_FRACTIONS, with_validation
 from vitkit.data.sources.open import open_dataset
 from vitkit.errors import SettingError
@@ -18,7 +15,6 @@ from vitkit.training.config.sections.data import DataSettings
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.run_folder import RunFolder
 from vitkit.training.state.data_record import restore_labels
-from vitkit.training.state.image_list import restore_dataset
 
 
 def open_training_data(
@@ -28,38 +24,26 @@ def open_training_data(
 
     Args:
         config: the settings.
-        resumed: the run to resume, which may have a list of its images.
+        resumed: the run to resume.
 
     Returns:
         The dataset, whose images can all be decoded, notes on it, and the report of its check; None
-        where images in memory were not checked, or a list of checked images was restored.
+        where images in memory were not checked.
 
     Raises:
         DataError: data that cannot be trained on, or corrected labels of other data.
         SettingError: a validation fraction that the data leave no room for.
     """
-    skip = config.bad_images == "skip"
     changes, change_notes = _label_changes(config.relabel, resumed)
-    report: Report | None = None
     dataset = open_dataset(
         config.data,
         data_root=config.data_root,
         ignore_extra_classes=config.ignore_extra_classes,
         follow_links=config.follow_links,
     )
-    if resumed is not None and skip and resumed.images.exists():
-        # the images of the list were checked when the run began
-        dataset, notes = restore_dataset(resumed.images, dataset)
-        notes = [*dataset.notes, *notes]
-        if changes is not None:  # the list has the corrected labels
-            dataset = replace(dataset, relabelled=changes)
-    else:
-        if resumed is None:  # an older run may resume with a fraction that had no effect
-            _refuse_val_fraction(dataset, config.val_fraction)
-        dataset, notes, report = _checked(dataset, config, changes, quiet=config.quiet)
-    # Logits of a teacher exist for the original image only, not for its replacement.
-    if skip and config.teacher is None and config.probe is None:
-        dataset = with_replacements(dataset)
+    if resumed is None:  # an older run may resume with a fraction that had no effect
+        _refuse_val_fraction(dataset, config.val_fraction)
+    dataset, notes, report = _checked(dataset, config, changes, quiet=config.quiet)
     return dataset, [*notes, *change_notes], report
 
 

@@ -1,4 +1,4 @@
-"""The record of a run's data: its list of images, the report of their check, corrected labels."""
+"""The record of a run's data: the report of its check, and corrected labels."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from vitkit.data.datasets.label_changes import LabelChanges, read_label_changes
 from vitkit.errors import DataError, SettingError
 from vitkit.io.atomic import write_bytes
 from vitkit.training.config.config_yaml import read_yaml
-from vitkit.training.state.image_list import write_image_list
 
 
 def record_data(
     dataset: Dataset,
     check: Report | None,
     *,
-    images_file: Path,
     check_file: Path,
     relabel_file: Path,
 ) -> None:
@@ -28,14 +26,12 @@ def record_data(
     Args:
         dataset: the images, with the corrected labels.
         check: the report of their check, if there was one.
-        images_file: the list of images, of a dataset of image files.
         check_file: the report.
         relabel_file: the corrected labels, if there are any.
 
     Raises:
         OutputError: a file cannot be written.
     """
-    write_image_list(images_file, dataset)
     if check is not None:
         document = json.dumps(check.as_short_dict(), indent=1)
         write_bytes(check_file, f"{document}\n".encode())

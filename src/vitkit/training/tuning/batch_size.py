@@ -8,12 +8,12 @@ from collections.abc import Callable
 import numpy as np
 
 from vitkit.data.loading.batch import Batch
+from vitkit.devices import is_out_of_memory
 from vitkit.errors import SettingError
 from vitkit.messages import plural
 from vitkit.models.vit import ViT
 from vitkit.training.defaults.schedule import MIN_STEPS, limit_batch_size
 from vitkit.training.optimization.precision import wait_for
-from vitkit.training.out_of_memory import is_out_of_memory
 from vitkit.training.run_plan import Plan
 from vitkit.training.tuning.trial import preserve_generators, trial
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from vitkit.data.datasets.dataset import ArraySplit, FileSplit, array_digests
 from vitkit.data.datasets.file_digests import file_digests
-from vitkit.data.datasets.path_list import Paths
 from vitkit.data.images.pixels import as_array, as_bytes
 from vitkit.data.sources.objects.items import Label, as_label
 from vitkit.data.sources.objects.object_part import ObjectPart
@@ -124,6 +123,5 @@ def read_pairs(pairs: Sequence[Any], origin: str) -> ObjectPart:
         root = Path(os.path.commonpath([os.path.dirname(path) for path in paths]))
     except ValueError:  # files on several drives
         root = Path(os.path.abspath(os.sep))
-    files = Paths([os.path.relpath(path, root) for path in paths], root)
-    split = FileSplit(files, np.zeros(len(paths), np.int64), root)
-    return ObjectPart("pairs", split, labels, np.asarray(file_digests(files)))
+    split = FileSplit(paths, np.zeros(len(paths), np.int64), root)
+    return ObjectPart("pairs", split, labels, np.asarray(file_digests(paths)))

@@ -51,13 +51,12 @@ class DataSettings:
         ),
     ] = False
     """Follow symbolic links that lead out of the image folder."""
-    # may change: a run keeps the list of the images that it began with
+    # may change: the data must be those of the run's start
     bad_images: Annotated[
         Literal["refuse", "skip"],
         Meaning(resume="may change", changes_result=True, with_probe="used", with_auto="passed on"),
     ] = "refuse"
-    """Images that cannot be decoded: refuse to start, or skip them. If an image goes missing during
-    the run, `refuse` ends it, and `skip` uses another image of its class."""
+    """Images that cannot be decoded when the run starts: refuse to start, or skip them."""
     ignore_extra_classes: Annotated[
         bool,
         Meaning(resume="fixed", changes_result=True, with_probe="used", with_auto="passed on"),
