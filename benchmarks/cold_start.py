@@ -24,9 +24,9 @@ from pathlib import Path
 import numpy as np
 from demo import write_results
 from PIL import Image
+from versus.intervals import turn_order
 
 import vitkit
-from vitkit.benchmarking.statistics import turn_order
 
 TORCH = "from vitkit.process import uncollected_imports\nwith uncollected_imports(): import torch\n"
 IMPORTS = {"torch": TORCH, "openvino": f"{TORCH}import openvino",

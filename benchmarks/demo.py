@@ -21,8 +21,9 @@ from datetime import date
 from pathlib import Path
 from statistics import mean, median
 
-from vitkit.benchmarking.machine import instruction_sets
-from vitkit.benchmarking.machine import processor_name as processor
+from versus.machine import instruction_sets
+from versus.machine import processor_name as processor
+
 from vitkit.process import shorten_spinning
 
 HERE = Path(__file__).parent

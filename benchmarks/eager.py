@@ -21,10 +21,10 @@ from functools import partial
 import torch
 from demo import results_file, write_results
 from torch import nn
+from versus.intervals import speed_ratio, turn_order
+from versus.machine import declare_missing_operators
 
 import vitkit
-from vitkit.benchmarking.contender_process.torchvision_operators import declare_missing_operators
-from vitkit.benchmarking.statistics import speed_ratio, turn_order
 from vitkit.errors import VitkitError
 from vitkit.planning.flops import forward_flops
 

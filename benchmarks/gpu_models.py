@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from versus.machine import declare_missing_operators
 
 import vitkit
-from vitkit.benchmarking.contender_process.torchvision_operators import declare_missing_operators
 from vitkit.engines.build import build_engine
 from vitkit.engines.choosing.sample_images import sample_images
 from vitkit.layer_table import summary

@@ -36,10 +36,10 @@ import torch
 from check import photographs
 from demo import processor, write_results
 from PIL import Image
+from versus.intervals import speed_ratio
+from versus.machine import declare_missing_operators
 
 import vitkit
-from vitkit.benchmarking.contender_process.torchvision_operators import declare_missing_operators
-from vitkit.benchmarking.statistics import speed_ratio
 from vitkit.data.augmentation.crop_flip import crop_box
 from vitkit.data.augmentation.pipeline import Augmentation
 from vitkit.data.augmentation.resized_crop import reduced_box

@@ -28,8 +28,8 @@ import torch
 from demo import processor, run, write_results
 from torch import Tensor, nn
 from torch.nn import functional as F
+from versus.machine import declare_missing_operators
 
-from vitkit.benchmarking.contender_process.torchvision_operators import declare_missing_operators
 from vitkit.data.datasets.splitting import with_validation
 from vitkit.data.sources.open import open_dataset
 

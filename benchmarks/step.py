@@ -33,11 +33,11 @@ import torch._dynamo.utils
 from demo import processor, write_results
 from torch import Tensor, nn
 from torch.nn import functional as F
+from versus.intervals import speed_ratio
+from versus.machine import declare_missing_operators
+from versus.training import class_labels
 
 import vitkit
-from vitkit.benchmarking.contender_process.torchvision_operators import declare_missing_operators
-from vitkit.benchmarking.inputs import class_labels
-from vitkit.benchmarking.statistics import speed_ratio
 from vitkit.data.sources.open import open_dataset
 from vitkit.engines.choosing.sample_images import sample_images
 from vitkit.models.attention import use_attention

@@ -42,11 +42,14 @@ VERBS = {
     "report": "write a page about a run: scores, curves, mistakes, calibration",
     "summary": "print the layer table of a model or a checkpoint",
     "plan": "estimate memory, speed and days of a training before it is started",
-    "bench": "compare the speed of a model with other libraries",
     "models": "list the models, or the published checkpoints",
     "completion": "print the script that completes commands in your shell",
 }
 """Verb -> its line of `vitkit --help`."""
+MOVED_VERBS = {
+    "bench": "`python benchmarks/versus MODEL` in a checkout of the repository",
+}
+"""Verb that is no longer one -> what to type instead."""
 KEEP_MEMORY = ("train", "plan", "explain", "report")
 """Verbs that run a model in torch in this process, call after call, and without an engine."""
 
@@ -161,6 +164,8 @@ def _call(verb: str, arguments: list[str]) -> None:
     if verb == "--version":
         _print(f"vitkit {vitkit.__version__}")
         return
+    if verb in MOVED_VERBS:
+        raise SettingError(f"vitkit {verb} is now {MOVED_VERBS[verb]}")
     if verb not in VERBS:
         near = did_you_mean(verb, [*VERBS, "help"])
         raise SettingError(f"there is no verb {verb!r}{near}; `vitkit --help` lists all")

@@ -15,21 +15,14 @@ QUANTILES = (0.025, 0.975)
 
 
 class Interval(NamedTuple):
-    """An estimate with its 95 % bootstrap interval.
-
-    Attributes:
-        value: the estimate, from all samples.
-        low: lower end of the interval.
-        high: upper end.
-    """
+    """An estimate with its 95 % bootstrap interval."""
 
     value: float
     low: float
     high: float
 
-    def contains(self, number: int | float) -> bool:
-        """Return True if a number lies in the interval, ends included."""
-        return self.low <= number <= self.high
+    def __str__(self) -> str:
+        return f"{self.value:.2f} x [{self.low:.2f}, {self.high:.2f}]"
 
 
 def turn_order(names: Iterable[str], rounds: int) -> Iterator[str]:
@@ -38,9 +31,6 @@ def turn_order(names: Iterable[str], rounds: int) -> Iterator[str]:
     What drifts over a round, as the temperature of a processor does, then reaches all alike. As the
     order is drawn anew for each round, no two names are closer to each other than others, or come
     after the same one each time. The orders are the same in every call.
-
-    >>> "".join(turn_order("ABC", 3))
-    'ACBBCABCAACBBCAACB'
     """
     order = list(names)
     draw = random.Random(0)
@@ -66,12 +56,7 @@ def speed_ratio(seconds: Sequence[float], base: Sequence[float]) -> Interval:
 
 
 def per_second(seconds: Sequence[float], amount: int | float = 1.0) -> Interval:
-    """Return how much is done in a second: an amount over the median time, with its interval.
-
-    Args:
-        seconds: of a call, a number for each turn (N,).
-        amount: done in a call, such as a number of images.
-    """
+    """Return how much is done in a second: an amount over the median time, with its interval."""
     low, high = np.quantile(amount / _medians(seconds, 1), QUANTILES)
     return Interval(amount / float(np.median(seconds)), float(low), float(high))
 

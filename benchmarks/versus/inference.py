@@ -1,0 +1,245 @@
+"""Forward passes: images to logits, by an engine, a library or a bare runtime."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from versus.baselines import OPTIMIZED
+from versus.child import Ready, Request
+from versus.machine import declare_missing_operators, named
+from vitkit.engines.build import build_engine
+from vitkit.engines.choosing.sample_images import sample_images
+from vitkit.engines.inference_folds import optimized
+from vitkit.engines.onnxruntime import to_onnx
+from vitkit.engines.openvino import HINTS, refuse_no_bfloat16
+from vitkit.engines.program import export_program, without_warnings
+from vitkit.engines.telemetry import import_runtime
+from vitkit.errors import SettingError
+from vitkit.models.vit import ViT
+from vitkit.spec import ViTSpec
+from vitkit.weights.converting.verify import reference_model
+from vitkit.weights.load import load
+
+BATCHES = 3
+"""Batches that calls go through, so that no input stays in a cache."""
+PROBES = 8
+"""Images whose logits are compared before anything is timed."""
+CALIBRATION_IMAGES = 16
+CALIBRATION_SEED = 1_000
+"""No timed or compared batch has it."""
+NORMS = (1, 3)
+"""Places in `to_patch_embedding` of the norms that vit-pytorch has from release 1.0 on."""
+VIT_PYTORCH_NAMES = {
+    r"patch_embed\.proj": "to_patch_embedding.2",
+    r"^norm\.": "transformer.norm.",
+    r"^head\.": "mlp_head.",
+    r"^pos_embed": "pos_embedding",
+    r"^blocks\.": "transformer.layers.",
+    r"\.norm1": ".0.norm",
+    r"\.attn\.qkv": ".0.to_qkv",
+    r"\.attn\.proj": ".0.to_out.0",
+    r"\.norm2": ".1.net.0",
+    r"\.mlp\.fc1": ".1.net.1",
+    r"\.mlp\.fc2": ".1.net.4",
+}
+"""Our names of a plain ViT's parts -> vit-pytorch's."""
+Forward = Callable[[Tensor], Tensor]
+"""Images (B, C, H, W) float32 -> logits (B, K) float32."""
+
+
+def build(request: Request) -> Ready:
+    """Build the forward pass of a library.
+
+    Raises:
+        VitkitError: it does not compute this model, refuses the file, or is not installed.
+    """
+    builders = {"engine": _engine, "library": _library, "runtime": _runtime}
+    version, forward_for = builders[request["kind"]](request)
+    spec = ViTSpec.from_json(request["spec"])
+
+    def fit(count: int) -> Callable[[int], object]:
+        batches = [
+            sample_images(count, spec.in_channels, spec.image_size, seed=number)
+            for number in range(BATCHES)
+        ]
+        forward = forward_for(count)
+
+        def call(number: int) -> None:
+            with torch.inference_mode():
+                forward(batches[number % BATCHES])
+
+        return call
+
+    with torch.inference_mode():
+        logits = forward_for(PROBES)(probes(spec))
+    return Ready(version, fit, logits.float())
+
+
+def probes(spec: ViTSpec) -> Tensor:
+    """Return the images (B, C, H, W) whose logits are compared."""
+    return sample_images(PROBES, spec.in_channels, spec.image_size)
+
+
+def library_model(
+    request: Request, source: str = ""
+) -> tuple[str, nn.Module, Callable[[Any], Tensor]]:
+    """Return the name and version of a library, its model in float32, and what reads its logits.
+
+    Raises:
+        SettingError: none of its classes computes the model, or it cannot be imported.
+        CheckpointError: it refuses the file.
+    """
+    declare_missing_operators()
+    source = source or request["source"]
+    if source == "vit-pytorch":
+        model = vit_pytorch_model(load(request["own"]).model)
+        return f"{named(source)} without the two norms around its patches", model, lambda out: out
+    reference = reference_model(source, Path(request["path"]), ViTSpec.from_json(request["spec"]))
+    if isinstance(reference, str):
+        raise SettingError(reference)
+    return reference.library, reference.built.model, reference.built.logits
+
+
+def vit_pytorch_model(source: ViT) -> nn.Module:
+    """Return vit-pytorch's `ViT` with our weights, without the two norms of its patches.
+
+    Neither the first paper nor another library has these norms, so that no class computes a model
+    of the others with them; without them it is a little faster than as released. Its norms get our
+    epsilon, too. All else is the library's own code. It has no biases of query, key and value.
+    """
+    spec, weights = source.spec, source.state_dict()
+    library: Any = importlib.import_module("vit_pytorch")
+    with torch.device("meta"):
+        model: Any = library.ViT(
+            image_size=spec.image_size, patch_size=spec.patch_size, num_classes=spec.num_classes,
+            dim=spec.width, depth=spec.depth, heads=spec.num_heads, mlp_dim=spec.mlp_width,
+            channels=spec.in_channels, dim_head=weights["blocks.0.attn.proj.weight"].shape[1]
+            // spec.num_heads,
+        )  # fmt: skip
+    for place in NORMS:
+        model.to_patch_embedding[place] = nn.Identity()
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = spec.norm_eps
+    state: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        if name in ("cls_token", "pos_embed"):
+            tensor = tensor[0]
+        elif name == "patch_embed.proj.weight":
+            tensor = tensor.permute(0, 2, 3, 1).flatten(1)
+        for ours, theirs in VIT_PYTORCH_NAMES.items():
+            name = re.sub(ours, theirs, name)
+        if not name.endswith("to_qkv.bias") or tensor.any():
+            state[name] = tensor
+    model.load_state_dict(state, assign=True)
+    return model.eval()
+
+
+def _engine(request: Request) -> tuple[str, Callable[[int], Forward]]:
+    model = load(request["own"]).model.eval()
+    source, precision = request["source"], request["precision"]
+    if source == OPTIMIZED:
+        return named("torch"), lambda count: optimized(model, precision=precision, batch_size=count)
+    engine = build_engine(
+        source,
+        model,
+        precision=precision,
+        threads=request["threads"],
+        image_size=model.spec.image_size,
+        calibration=_calibration(model.spec) if precision == "int8" else None,
+    )
+    return named("torch" if source == "compile" else source), lambda count: engine
+
+
+def _library(request: Request) -> tuple[str, Callable[[int], Forward]]:
+    version, model, logits = library_model(request)
+    dtype = getattr(torch, request["precision"])
+    run: Callable[[Tensor], Any] = model.to(dtype).requires_grad_(False)
+    if request["compiled"]:
+        run = torch.compile(model, options={"freezing": True})
+
+    def forward(images: Tensor) -> Tensor:
+        with torch.no_grad():
+            return logits(run(images.to(dtype))).float()
+
+    return version, lambda count: forward
+
+
+def _runtime(request: Request) -> tuple[str, Callable[[int], Forward]]:
+    """Convert timm's model, or ours where timm has none, by the runtime's own converter."""
+    model: nn.Module = load(request["own"]).model.eval()
+    spec = model.spec
+    if request["path"] != request["own"]:
+        with suppress(SettingError):
+            model = library_model(request, "timm")[1]
+    convert = {"openvino": _openvino, "onnxruntime": _onnxruntime}[request["source"]]
+    return named(request["source"]), convert(request, model, spec)
+
+
+def _openvino(request: Request, model: nn.Module, spec: ViTSpec) -> Callable[[int], Forward]:
+    """Convert and compile as OpenVINO's documentation has it, for batches of one size."""
+    precision = request["precision"]
+    if precision == "bfloat16":
+        refuse_no_bfloat16()
+    openvino: Any = import_runtime("openvino")
+    example = sample_images(2, spec.in_channels, spec.image_size)
+    with torch.no_grad(), without_warnings():
+        converted = openvino.convert_model(model, example_input=example)
+    if precision == "int8":
+        nncf: Any = import_runtime("nncf")
+        images = nncf.Dataset([image[None].numpy() for image in _calibration(spec)])
+        converted = nncf.quantize(converted, images, model_type=nncf.ModelType.TRANSFORMER)
+    settings = {"INFERENCE_NUM_THREADS": request["threads"],
+                "INFERENCE_PRECISION_HINT": HINTS[precision]}  # fmt: skip
+
+    def fit(count: int) -> Forward:
+        converted.reshape([count, spec.in_channels, *spec.image_size])
+        compiled = openvino.Core().compile_model(converted, "CPU", settings)
+        task = compiled.create_infer_request()
+
+        def forward(images: Tensor) -> Tensor:
+            task.infer([images.numpy()], share_inputs=True)
+            return torch.from_numpy(task.get_output_tensor(0).data.copy())
+
+        return forward
+
+    return fit
+
+
+def _onnxruntime(request: Request, model: nn.Module, spec: ViTSpec) -> Callable[[int], Forward]:
+    """Export by `torch.onnx.export` and open a session for batches of one size."""
+    runtime: Any = import_runtime("onnxruntime")
+    program = export_program(model, spec.in_channels, spec.image_size)
+    content = to_onnx(program).SerializeToString()
+
+    def fit(count: int) -> Forward:
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = request["threads"]
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3  # errors
+        options.add_free_dimension_override_by_name("batch", count)
+        session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        name = session.get_inputs()[0].name
+
+        def forward(images: Tensor) -> Tensor:
+            return torch.from_numpy(np.asarray(session.run(None, {name: images.numpy()})[0]))
+
+        return forward
+
+    return fit
+
+
+def _calibration(spec: ViTSpec) -> Tensor:
+    """Return the images (N, C, H, W) that int8 is calibrated with; speed is that of any others."""
+    return sample_images(
+        CALIBRATION_IMAGES, spec.in_channels, spec.image_size, seed=CALIBRATION_SEED
+    )

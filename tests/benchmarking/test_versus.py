@@ -1,0 +1,180 @@
+"""`benchmarks/versus` on tiny models: equal logits, then turns, ratios and their intervals."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_checkpoint import save_noisy
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.append(str(BENCHMARKS))
+
+from versus.baselines import BASELINES  # noqa: E402
+from versus.child import Answers, Child, ChildError, answer  # noqa: E402
+from versus.command import main  # noqa: E402
+from versus.intervals import per_second, speed_ratio, turn_order  # noqa: E402
+
+QUICK = ["--rounds", "2", "--seconds", "0.01", "--threads", "1", "--batch-size", "2"]
+PLAIN = {"image_size": 16, "patch_size": 8, "width": 24, "depth": 2, "num_heads": 3,
+         "mlp_width": 32, "num_classes": 5}  # fmt: skip
+FIELDS = [f"{name}={value}" for name, value in PLAIN.items()]
+
+
+class InThisProcess:
+    """A library without a process of its own, whose start would take seconds."""
+
+    def __init__(self, threads: int) -> None:
+        self.answers = Answers()
+
+    def __enter__(self) -> InThisProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_flush_denormal(False)
+
+    def ask(self, do: str, **request: object) -> dict:
+        if do == "products":
+            return {"torch": 1e13, "numpy": 1e12}
+        sent = json.loads(json.dumps({"do": do, **request}))
+        reply = json.loads(json.dumps(answer(self.answers, sent)))
+        if "refused" in reply:
+            raise ChildError(reply["refused"])
+        return reply
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    monkeypatch.setattr("versus.measure.Child", InThisProcess)
+
+
+def test_libraries_are_compared_in_all_tasks(in_this_process, monkeypatch, capsys):
+    monkeypatch.setattr("versus.loader.FEWEST_PHOTOGRAPHS", 8)
+    words = ["--against", "torchvision", "vit-pytorch", "--engines", "torch", "--peak", "--json",
+             "--tasks", "inference", "latency", "training", "loader"]  # fmt: skip
+    assert main(["vit_tiny_patch16_224", "--spec", *FIELDS, *QUICK, *words]) == 0
+    result = json.loads(capsys.readouterr().out)
+    tasks = {task["task"]: task for task in result["tasks"]}
+    assert list(tasks) == ["inference", "latency", "training", "loader"]
+    for name, task in tasks.items():
+        libraries = ["torchvision", "vit-pytorch", "vitkit torch", "torchvision, again"]
+        if name == "loader":
+            libraries = ["torchvision", "vitkit", "torchvision, again"]
+        assert [row["library"] for row in task["rows"]] == libraries, task["not_timed"]
+        assert not task["not_timed"]
+        assert task["fastest"]["vitkit"].startswith("vitkit")
+        for row in task["rows"]:
+            assert len(row["seconds"]) == 4
+            value, low, high = row["faster"]
+            assert 0 < low <= value <= high
+            assert row["peak_mb"] > 1
+            assert name == "loader" or row["logits"]["difference"] < 1e-3
+    row = tasks["inference"]["rows"][0]
+    assert row["share_of_peak"] == pytest.approx(
+        row["images_per_second"][0] * tasks["inference"]["operations_per_image"] / 1e13
+    )
+
+
+def test_another_model_is_named_and_not_timed(in_this_process, tmp_path, capsys):
+    """Noise in the biases of query, key and value, which vit-pytorch lacks."""
+    model = save_noisy(tmp_path / "m.safetensors", [*"abcdef"], std=0.3, image_size=16)
+    words = ["--against", "vit-pytorch", "--engines", "torch", "optimized", "--tasks", "training"]
+    assert main([model, *words, *QUICK]) == 0
+    table = capsys.readouterr().out
+    assert re.search(r"not timed: vit-pytorch: RuntimeError: .*to_qkv.bias", table)
+    assert "not timed: vitkit optimized: does not train" in table
+    assert re.search(r"vitkit torch, again +[\d,.]+ +\d\.\d\d x \[", table)
+
+
+def test_a_process_that_ends_is_an_error_in_one_line():
+    with Child(1) as child:
+        with pytest.raises(ChildError, match=r"AttributeError: .*nothing"):
+            child.ask("nothing")
+        child._process.kill()
+        with pytest.raises(ChildError, match="its process ended with exit code -9"):
+            child.ask("fit")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--against", "tim"], r"--against tim: must be one of timm, .* \(did you mean 'timm'\?\)"),
+        (["--against", "timm:flot32"], "--against timm:flot32: the precision must be one of"),
+        (["--against", "none", "timm"], "--against none timm: none must stand alone"),
+        (["--engines", "opnvino"], r"--engines opnvino: .* \(did you mean 'openvino'\?\)"),
+        (["--engines", "torch:int8"], "--engines torch:int8: has only float32, bfloat16, not int8"),
+        (["--batch-size", "0"], "--batch-size 0: must be 1 or more"),
+        (["--rounds", "1"], "--rounds 1: must be 2 or more"),
+        (["--seconds", "0"], "--seconds 0: must be above 0"),
+        (["--spec", "depth"], "--spec depth: expected FIELD=VALUE"),
+        (["--spec", "wdith=3"], "wdith"),
+        (["--spec", "num_classes=0"], "it has no logits to compare"),
+    ],
+)
+def test_wrong_arguments_are_named_before_anything_is_measured(words, message, capsys):
+    assert main(["vit_tiny_patch16_224", "--against", "none", *words]) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error)
+    assert error.count("\n") == 1
+
+
+def test_each_round_goes_forwards_and_backwards():
+    names = ["base", "a", "b", "base, again"]
+    turns = list(turn_order(names, 400))
+    for start in range(0, len(turns), 8):
+        order = turns[start : start + 4]
+        assert sorted(order) == sorted(names)
+        assert turns[start + 4 : start + 8] == order[::-1]
+    assert turns == list(turn_order(names, 400))
+
+
+def test_a_ratio_is_that_of_the_medians_and_above_one_for_what_is_faster():
+    ours, base = [0.9, 1.0, 1.1, 50.0, 1.0], [1.9, 2.0, 2.1, 2.0, 90.0]
+    assert speed_ratio(ours, base).value == 2.0
+    assert speed_ratio([0.5] * 14, [1.5] * 14) == (3.0, 3.0, 3.0)
+
+
+def test_the_interval_of_a_median_is_the_one_of_order_statistics():
+    """Its coverage is known without any bootstrap: binomial probabilities of ranks."""
+    seconds = 1 / np.arange(1.0, 102.0)
+    low, high = per_second(list(seconds), 1.0)[1:]
+    # of 101 values the median lies between the 41st and the 61st with 95 %
+    assert low == pytest.approx(41, abs=2)
+    assert high == pytest.approx(61, abs=2)
+
+
+def test_intervals_of_equal_speeds_hold_one_and_of_others_do_not():
+    draw = np.random.default_rng(7)
+    held = 0
+    for _ in range(60):
+        first, second = np.exp(0.05 * draw.standard_normal((2, 14)))
+        _, low, high = speed_ratio(list(first), list(second))
+        held += low <= 1.0 <= high
+        assert speed_ratio(list(first), list(1.5 * second)).low > 1.0
+    assert held >= 50  # 95 % of 60 is 57
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_the_script_compares_all_libraries_in_processes_of_their_own():
+    """The engines' figures of docs/benchmarks.md rest on it."""
+    command = [sys.executable, str(BENCHMARKS / "versus"), "vit_tiny_patch16_224"]
+    words = ["--against", *BASELINES, "openvino:int8", "--peak", "--json", "--spec", *FIELDS]
+    done = subprocess.run(
+        [*command, *words, *QUICK], check=False, stdout=subprocess.PIPE, text=True
+    )
+    assert done.returncode == 0
+    result = json.loads(done.stdout)
+    assert result["matrix_products"]["float32 torch"] > 1e8
+    for task in result["tasks"]:
+        assert task["not_timed"] == {}
+        assert [row["library"] for row in task["rows"]] == [
+            *BASELINES, "openvino int8", "vitkit torch", "vitkit optimized", "vitkit compile",
+            "vitkit openvino", "vitkit onnxruntime", "timm, again",
+        ]  # fmt: skip
