@@ -1,4 +1,4 @@
-"""The machine: processor, instructions, versions, load, stolen time, memory of a process."""
+"""The machine: processor, instructions, versions, load, memory of a process."""
 
 from __future__ import annotations
 
@@ -60,17 +60,6 @@ def machine_facts() -> dict[str, Any]:
         "versions": [named(package) for package in PACKAGES],
         "load_before": os.getloadavg()[0],
     }
-
-
-def stolen_seconds() -> float | None:
-    """Return the seconds that a virtual machine's cores were given to others since its start.
-
-    None where the system does not count them. Source: proc(5), `/proc/stat`, `steal`.
-    """
-    with suppress(OSError, ValueError, IndexError):
-        first = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0]
-        return int(first.split()[8]) / float(os.sysconf("SC_CLK_TCK"))
-    return None
 
 
 def restart_peak() -> None:

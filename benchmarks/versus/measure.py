@@ -18,7 +18,7 @@ from versus.child import Child, ChildError, Request
 from versus.inference import probes
 from versus.intervals import per_second, speed_ratio, turn_order
 from versus.loader import write_photographs
-from versus.machine import machine_facts, stolen_seconds
+from versus.machine import machine_facts
 from vitkit.engines.choosing.agreement import Agreement, compare_logits
 from vitkit.errors import CheckpointError
 from vitkit.layer_table import summary
@@ -73,7 +73,7 @@ def measure(args: argparse.Namespace, libraries: list[Library], left_out: dict[s
         VitkitError: a model that cannot be read, or a process that ended while it was timed.
     """
     checkpoint = _open_model(args.model, dict(args.spec))
-    facts, stolen = machine_facts(), stolen_seconds()
+    facts = machine_facts()
     products = [_products(args, libraries)]
     with tempfile.TemporaryDirectory() as folder:
         tasks = _Benchmark(args, checkpoint, Path(folder)).run(libraries)
@@ -85,8 +85,6 @@ def measure(args: argparse.Namespace, libraries: list[Library], left_out: dict[s
             speed = row["images_per_second"][0] * task["operations_per_image"]
             found = [peaks[key] for key in peaks if key.startswith(f"{row['precision']} ")]
             row["share_of_peak"] = speed / max(found) if found and speed else None
-    now = stolen_seconds()
-    facts["stolen_seconds"] = None if now is None or stolen is None else now - stolen
     return {"benchmark": 3, "settings": vars(args), "machine": facts, "matrix_products": peaks,
             "tasks": tasks, "left_out": left_out}  # fmt: skip
 
