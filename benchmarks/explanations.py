@@ -1,4 +1,4 @@
-"""Measure how far the maps of each method of explanation may be trusted, on trained models.
+"""Measure the faithfulness of each method of explanation, and its sanity checks, on trained models.
 
     python benchmarks/explanations.py CHECKPOINT... [--data DATA] [--images 200] [--methods NAME...]
 
@@ -17,8 +17,10 @@ prints the results and writes them to benchmarks/results; it does not pass or fa
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from datetime import date
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ import numpy as np
 import torch
 from demo import processor, write_results
 
+import vitkit
 from vitkit.data.images.preprocess import preprocess_images
 from vitkit.errors import SettingError
 from vitkit.evaluation.open_data import (
@@ -34,16 +37,20 @@ from vitkit.evaluation.open_data import (
     stored_object,
     with_labels_of,
 )
+from vitkit.explaining.faithfulness import (
+    FaithfulnessReport,
+    measure_faithfulness,
+    paired_permutation,
+    references,
+)
 from vitkit.explaining.methods import METHODS
-from vitkit.explaining.truth.maps import predict_logits
-from vitkit.explaining.truth.measure import PARTS, measure_truth
-from vitkit.explaining.truth.other_removals import covered_references
-from vitkit.explaining.truth.report import TruthReport, agreement_of_methods
-from vitkit.explaining.truth.score import references
-from vitkit.explaining.truth.statistics import paired_permutation
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import load
 
+sys.path.append(str(Path(__file__).parent.parent / "examples" / "research"))
+checks = import_module("11_sanity_checks_of_maps")
+
+CHECKS = ("weights", "class", "stability", "fit", "removal")
 PLAIN = {f"{name}-plain": name for name in ("gradient-rollout", "legrad")}
 """Names of the published forms -> method, whose default is another."""
 YARDSTICKS = ("attention", "rollout", "grad-cam")
@@ -69,10 +76,10 @@ def draw_images(
 
 
 def measure(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the reports of all methods on one model, with their p-values."""
+    """Return what was measured of all methods on one model, with their p-values."""
     images, labels, split = draw_images(checkpoint, args)
-    model = checkpoint.model
-    logits = predict_logits(model, images)
+    model = checkpoint.model.eval()
+    logits = predict(model, images)
     accuracy = float((logits.argmax(1) == labels).double().mean())
     if args.confidence:
         own = logits.softmax(1).gather(1, labels[:, None])[:, 0]
@@ -82,8 +89,8 @@ def measure(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str, Any]:
     start = time.perf_counter()
     reference = references(model, images, classes, seed=args.seed)
     covered = None
-    if "removal" in args.parts:
-        covered = covered_references(model, images, classes, seed=args.seed)
+    if "removal" in args.checks:
+        covered = checks.covered_references(model, images, classes)
     found: dict[str, Any] = {
         "split": split,
         "images": len(images),
@@ -91,42 +98,102 @@ def measure(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str, Any]:
         "seconds_of_reference": time.perf_counter() - start,
         "methods": {},
     }
+    if "fit" in args.checks:
+        found["accuracy_with_patches_dropped"] = checks.model_fit(model, images, labels)
     print(f"{checkpoint.path}: {len(images)} images of {split}, top-1 {accuracy:.4f}", flush=True)
-    reports: dict[str, TruthReport] = {}
+    reports: dict[str, FaithfulnessReport] = {}
     for name in args.methods:
         start = time.perf_counter()
+        method = METHODS[PLAIN.get(name, name)]
+        options = {"gradients": "plain"} if name in PLAIN else {}
+        maps = checks.maps_of(method, **options)
         try:
-            reports[name] = measure_truth(
-                METHODS[PLAIN.get(name, name)],
-                model,
-                images,
-                labels=labels,
-                options={"gradients": "plain"} if name in PLAIN else {},
-                preprocess=checkpoint.preprocess,
-                parts=args.parts,
-                mosaics=args.mosaics,
-                seed=args.seed,
-                reference=reference,
-                covered=covered,
-            )
+            grids = maps(model, images, classes)
         except SettingError as error:
             found["methods"][name] = {"refused": str(error)}
             print(f"  {name}: {error}", flush=True)
             continue
-        report = reports[name].as_json()
-        del report["scores"]  # a row for each image: too long for a results file
-        found["methods"][name] = report | {"seconds": time.perf_counter() - start}
-        for number, line in enumerate(reports[name].lines):
-            print(f"  {'' if number else name:22}{line}", flush=True)
+        scores = measure_faithfulness(
+            model, images, grids, classes, seed=args.seed, reference=reference
+        )
+        reports[name] = FaithfulnessReport(name, options, tuple(scores))
+        row = reports[name].as_json()
+        del row["scores"]  # a row for each image: too long for a results file
+        row["saco"] = float(np.nanmedian(checks.saco(model, images, grids, classes)))
+        if covered is not None:
+            row |= deletion_of_covered(
+                reports[name], checks.covered_deletion(model, images, grids, classes, covered)
+            )
+        row |= sanity(maps, checkpoint, images, classes, labels, args)
+        found["methods"][name] = row | {"seconds": time.perf_counter() - start}
+        print(f"  {name:22}{reports[name].line}", flush=True)
     for name, measured in reports.items():
         found["methods"][name]["p_beats"] = beats(name, measured, reports)
-    found["tau_of_methods"] = agreement_of_methods(reports.values())
+    if covered is not None:
+        found["tau_of_methods"] = agreement([found["methods"][name] for name in reports])
     print_table(found["methods"])
-    print(f"Kendall's tau of the methods ranked by deletion: {found['tau_of_methods']}\n")
+    print(f"Kendall's tau of the methods ranked by deletion: {found.get('tau_of_methods')}\n")
     return found
 
 
-def beats(name: str, report: TruthReport, reports: dict[str, TruthReport]) -> dict[str, float]:
+def predict(model: vitkit.ViT, images: torch.Tensor) -> torch.Tensor:
+    """Return the logits (B, K), 32 images at a time."""
+    with torch.inference_mode():
+        return torch.cat([model(part) for part in images.split(32)])
+
+
+def sanity(
+    maps: Any,
+    checkpoint: Checkpoint,
+    images: torch.Tensor,
+    classes: torch.Tensor,
+    labels: torch.Tensor,
+    args: argparse.Namespace,
+) -> dict[str, Any]:
+    """Return the checks of a method that were asked for."""
+    model, found = checkpoint.model, dict[str, Any]()
+    if "weights" in args.checks:
+        found["weights_matter"] = checks.weights_matter(maps, model, images, classes)
+    if "class" in args.checks:
+        # in a mosaic of images that the model mistakes, no map could be right
+        known = classes == labels
+        found["class_matters"] = checks.class_matters(
+            maps, model, images[known], classes[known], args.mosaics, args.seed
+        )
+    if "stability" in args.checks:
+        preprocess = checkpoint.preprocess
+        found["stability"] = checks.stability(maps, model, images, classes, preprocess)
+    return found
+
+
+def deletion_of_covered(
+    report: FaithfulnessReport, covered: dict[str, np.ndarray]
+) -> dict[str, float]:
+    """Return the medians by dropped, grey and blurred patches of the same images, and their tau."""
+    by_removal = {"dropped": np.array([score.deletion for score in report.scores], float)}
+    by_removal["dropped"] = by_removal["dropped"][: checks.COVERED]
+    by_removal |= covered
+    found = {f"deletion_{name}": float(np.nanmedian(of)) for name, of in by_removal.items()}
+    for name, of in covered.items():
+        found[f"tau_dropped_{name}"] = checks.kendall_tau(by_removal["dropped"], of)
+    return found
+
+
+def agreement(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Return Kendall's tau between the methods ranked by two ways of removing patches."""
+    medians = {
+        name: np.array([row[f"deletion_{name}"] for row in rows])
+        for name in ("dropped", "grey", "blur")
+    }
+    return {
+        f"{first}_{second}": checks.kendall_tau(medians[first], medians[second])
+        for first, second in (("dropped", "grey"), ("dropped", "blur"), ("grey", "blur"))
+    }
+
+
+def beats(
+    name: str, report: FaithfulnessReport, reports: dict[str, FaithfulnessReport]
+) -> dict[str, float]:
     """Return, for each yardstick, p that the method's deletion areas are not below its own."""
     found = {}
     for other in YARDSTICKS:
@@ -147,10 +214,10 @@ def print_table(methods: dict[str, Any]) -> None:
     print("\n| " + " | ".join(columns) + " |")
     print("| --- " * len(columns) + "|")
     for name, row in rows:
-        other, mosaics = row["other_removals"] or {}, row["class_matters"] or {}
-        values = [row["deletion"], other.get("grey"), other.get("blur")]
-        values += [row["insertion"], row["saco"]]
-        values += [row["weights_matter"], mosaics.get("pointing"), mosaics.get("positive_pointing")]
+        mosaics = row.get("class_matters") or {}
+        values = [row["deletion"], row.get("deletion_grey"), row.get("deletion_blur")]
+        values += [row["insertion"], row["saco"], row.get("weights_matter")]
+        values += [mosaics.get("pointing"), mosaics.get("positive")]
         cells = ["-" if value is None else f"{value:.2f}" for value in values]
         for yardstick in YARDSTICKS:
             p = row["p_beats"].get(yardstick)
@@ -172,7 +239,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     measurable = [name for name, method in METHODS.items() if not method.colours] + [*PLAIN]
     parser.add_argument("--methods", nargs="+", choices=measurable, default=measurable)
-    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS)
+    parser.add_argument("--checks", nargs="*", choices=CHECKS, default=CHECKS)
     parser.add_argument("--output", type=Path, help="default: today's file in benchmarks/results")
     args = parser.parse_args()
     models = {path.name: measure(load(path), args) for path in args.checkpoints}

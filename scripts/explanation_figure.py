@@ -1,4 +1,4 @@
-"""Draw the figure at the top of the README: one photograph, two maps, and their truth scores.
+"""Draw the figure at the top of the README: one photograph, two maps, and their faithfulness.
 
     python scripts/explanation_figure.py CHECKPOINT [--output docs/images/explanation.webp]
 
@@ -32,14 +32,18 @@ def main() -> None:
     arguments = parser.parse_args()
     checkpoint = vitkit.load(arguments.checkpoint)
     photograph = data.chelsea()
-    maps = [vitkit.explain(checkpoint, photograph, method=method, truth=True) for method in METHODS]
+    maps = [
+        vitkit.explain(checkpoint, photograph, method=method, faithfulness=True)
+        for method in METHODS
+    ]
     drawn = io.BytesIO()
     vitkit.plot_explanations(maps, across=3).savefig(drawn, dpi=200, facecolor="white")
     image = Image.open(drawn).convert("RGB")
     image.save(arguments.output, quality=QUALITY, method=6)
     print(f"{maps[0].label}: {maps[0].probability:.3f}; {checkpoint.metadata.get('metrics')}")
     for explanation in maps:
-        print(f"{explanation.method}: {explanation.truth.line if explanation.truth else ''}")
+        faithfulness = explanation.faithfulness
+        print(f"{explanation.method}: {faithfulness.line if faithfulness else ''}")
     print(f"{arguments.output}: {arguments.output.stat().st_size / 1e3:.0f} kB, {image.size}")
 
 

@@ -23,10 +23,6 @@ OF_MODELS: dict[str, Callable[[object], object]] = {
     "checkpoint_gradients": vitkit.checkpoint_gradients,
     "summary": vitkit.summary,
     "find_artefacts": lambda model: vitkit.find_artefacts(model, torch.zeros(1, 1, 8, 8)),
-    "find_register_neurons": lambda model: vitkit.find_register_neurons(
-        model, torch.zeros(1, 1, 8, 8)
-    ),
-    "measure_registers": lambda model: vitkit.measure_registers(model, torch.zeros(1, 1, 8, 8), ()),
 }
 
 

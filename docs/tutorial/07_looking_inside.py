@@ -14,7 +14,7 @@
 # by the name of the file in the library that does the same, and a check that both are equal.
 #
 # Methods that give a map for one class, and tests of whether a map is true, are in [chapter
-# 7b](07b_true_maps.py).
+# 7b](07b_faithful_maps.py).
 #
 # :::{admonition} In this chapter
 # :class: aims

@@ -191,7 +191,7 @@ _ = with_titles([pictures], [titles], size=2.2)
 # `vitkit.explain` draws a map over the image. Three methods of
 # [chapter 7](07_looking_inside.py) answer three questions: attention, where the last block looks;
 # rollout, from which patches information may have come; LibraGrad, how much each patch added to the
-# logit of *this* class. The last line of each is the truth score: whether the logit falls faster if
+# logit of *this* class. The last line of each is its faithfulness: whether the logit falls faster if
 # the patches are taken away in the order of the map than in a random order.
 
 # %% mystnb={"figure": {"caption": "Where the model looks on the cat, and on the horse's outline, by three methods. LibraGrad: red speaks for the class, blue against it. It marks both ears of the cat, and tail and neck of the horse. Rollout and attention: bright is more. They mark the cat's cheeks and the horse's belly. Patches are 8 x 8, so the maps are coarse."}}
@@ -205,13 +205,13 @@ for name in ("cat", "horse"):
     )
     for each in found:
         print(name, each.method)
-        print_wrapped(f"    {each.truth.line}")
+        print_wrapped(f"    {each.faithfulness.line}")
 _ = with_titles(rows, titles, size=2.2)
 
 # %% [markdown]
-# Attention and rollout are maps of this model, too, and they look convincing. But by the score they
+# Attention and rollout are maps of this model, too, and they look convincing. But by this measure they
 # do not say which patches this answer depends on. So the method counts, and
-# [the guide to explanations](../guides/explain.md) shows how `vitkit.truth_report` measures it on many images.
+# [the guide to explanations](../guides/explain.md) shows how `vitkit.faithfulness_report` measures it on many images.
 #
 # The same for a wrong answer: why is the astronaut a truck? Such a map shows which part of the
 # image was misread. It does not make the answer right.

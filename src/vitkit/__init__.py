@@ -36,16 +36,13 @@ if TYPE_CHECKING:
     from vitkit.evaluation.comparison import Comparison as Comparison
     from vitkit.evaluation.result import Evaluation as Evaluation
     from vitkit.explaining.explanation import Explanation as Explanation
+    from vitkit.explaining.faithfulness import Faithfulness as Faithfulness
+    from vitkit.explaining.faithfulness import FaithfulnessReport as FaithfulnessReport
     from vitkit.explaining.files import Animation as Animation
     from vitkit.explaining.files import plot_explanations as plot_explanations
     from vitkit.explaining.model.artefacts import Artefacts as Artefacts
     from vitkit.explaining.model.artefacts import find_artefacts as find_artefacts
     from vitkit.explaining.model.explanation import ModelExplanation as ModelExplanation
-    from vitkit.explaining.model.registers import find_register_neurons as find_register_neurons
-    from vitkit.explaining.model.registers import measure_registers as measure_registers
-    from vitkit.explaining.model.registers import test_time_registers as test_time_registers
-    from vitkit.explaining.truth.report import TruthReport as TruthReport
-    from vitkit.explaining.truth.score import TruthScore as TruthScore
     from vitkit.exporting.evaluate_models import evaluate as evaluate
     from vitkit.exporting.export import export as export
     from vitkit.exporting.report import ExportReport as ExportReport
@@ -65,13 +62,13 @@ if TYPE_CHECKING:
     from vitkit.plots.attention import plot_attention as plot_attention
     from vitkit.prediction.explain_image import animate_explanation as animate_explanation
     from vitkit.prediction.explain_image import explain as explain
+    from vitkit.prediction.explain_image import faithfulness_report as faithfulness_report
     from vitkit.prediction.explain_image import plot_attention_sheet as plot_attention_sheet
     from vitkit.prediction.features import embed as embed
     from vitkit.prediction.find import find_images as find_images
     from vitkit.prediction.model_measurement import explain_model as explain_model
     from vitkit.prediction.predictor import Prediction as Prediction
     from vitkit.prediction.predictor import Predictor as Predictor
-    from vitkit.prediction.truth_measurement import truth_report as truth_report
     from vitkit.reporting.write import report as report
     from vitkit.spec import Preprocess as Preprocess
     from vitkit.spec import ViTSpec as ViTSpec
@@ -130,19 +127,16 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "vitkit.evaluation.comparison": ("Comparison",),
     "vitkit.evaluation.result": ("Evaluation",),
     "vitkit.explaining.explanation": ("Explanation",),
+    "vitkit.explaining.faithfulness": (
+        "Faithfulness",
+        "FaithfulnessReport",
+    ),
     "vitkit.explaining.files": ("Animation", "plot_explanations"),
     "vitkit.explaining.model.artefacts": (
         "Artefacts",
         "find_artefacts",
     ),
     "vitkit.explaining.model.explanation": ("ModelExplanation",),
-    "vitkit.explaining.model.registers": (
-        "find_register_neurons",
-        "measure_registers",
-        "test_time_registers",
-    ),
-    "vitkit.explaining.truth.report": ("TruthReport",),
-    "vitkit.explaining.truth.score": ("TruthScore",),
     "vitkit.exporting.evaluate_models": ("evaluate",),
     "vitkit.exporting.export": ("export",),
     "vitkit.exporting.report": ("ExportReport",),
@@ -167,6 +161,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "vitkit.prediction.explain_image": (
         "animate_explanation",
         "explain",
+        "faithfulness_report",
         "plot_attention_sheet",
     ),
     "vitkit.prediction.features": ("embed",),
@@ -176,7 +171,6 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Prediction",
         "Predictor",
     ),
-    "vitkit.prediction.truth_measurement": ("truth_report",),
     "vitkit.reporting.write": ("report",),
     "vitkit.spec": (
         "Preprocess",
@@ -239,6 +233,8 @@ __all__ = [
     "Evaluation",
     "Explanation",
     "ExportReport",
+    "Faithfulness",
+    "FaithfulnessReport",
     "FeatureMaps",
     "Features",
     "ImageError",
@@ -266,8 +262,6 @@ __all__ = [
     "Trainer",
     "TrainingStep",
     "Transformer",
-    "TruthReport",
-    "TruthScore",
     "UserCodeError",
     "UserError",
     "ViT",
@@ -285,15 +279,14 @@ __all__ = [
     "explain",
     "explain_model",
     "export",
+    "faithfulness_report",
     "find_artefacts",
     "find_images",
-    "find_register_neurons",
     "formats",
     "freeze",
     "inspect",
     "list_models",
     "load",
-    "measure_registers",
     "open_dataset",
     "optimized",
     "parameter_groups",
@@ -306,10 +299,8 @@ __all__ = [
     "scaled_dot_product_attention",
     "show_batch",
     "summary",
-    "test_time_registers",
     "train",
     "training_transform",
-    "truth_report",
 ]
 
 

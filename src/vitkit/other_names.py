@@ -173,8 +173,19 @@ AMBIGUOUS: dict[str, str] = {
 """Model that several programs give another meaning -> what to write."""
 
 TOKEN_MERGING = "examples/research/token_merging.py"
-MOVED: dict[str, str] = {"merge": TOKEN_MERGING, "merge_tokens": TOKEN_MERGING}
-"""Function or keyword that has left the package -> the file of the repository that has it now."""
+TEST_TIME_REGISTERS = "examples/research/test_time_registers.py"
+MOVED: dict[str, str] = {
+    "merge": TOKEN_MERGING,
+    "merge_tokens": TOKEN_MERGING,
+    "find_register_neurons": TEST_TIME_REGISTERS,
+    "measure_registers": TEST_TIME_REGISTERS,
+    "test_time_registers": TEST_TIME_REGISTERS,
+    "truth_report": "vitkit.faithfulness_report",
+    "TruthReport": "vitkit.FaithfulnessReport",
+    "TruthScore": "vitkit.Faithfulness",
+}
+"""Function or keyword that has left the package -> the file of the repository that has it now, or
+that has another name -> the new one."""
 
 SIZES = {"ti": "tiny", "s": "small", "b": "base", "l": "large", "h": "huge"}
 _SHORT = re.compile(

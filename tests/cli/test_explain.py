@@ -234,11 +234,13 @@ def test_the_class_that_is_asked_for_is_explained(photos, checkpoint):
 def test_an_image_named_like_the_page_or_a_report_has_another_folder(photos):
     # without a head, as few methods are quick
     checkpoint = save_noisy(photos.parent / "m.safetensors", CLASSES, std=0.6, num_classes=0)
-    for path, name in zip(sorted(photos.iterdir()), ("index.html", "truth.json"), strict=True):
+    for path, name in zip(
+        sorted(photos.iterdir()), ("index.html", "faithfulness.json"), strict=True
+    ):
         path.rename(photos / f"{name}.png")
     assert cli.run(["explain", checkpoint, "photos", "--method", "all"]) == 0
     made = {path.name: path.is_dir() for path in Path("explanations").iterdir()}
-    assert made == {"index.html": False, "index.html-2": True, "truth.json-2": True}
+    assert made == {"index.html": False, "index.html-2": True, "faithfulness.json-2": True}
 
 
 @pytest.mark.usefixtures("wrong_types_come_in")
@@ -283,9 +285,9 @@ def test_forward_passes_by_the_fastest_kernels_give_the_same_map(photos, checkpo
     assert "-> explanations/cat.png" in capsys.readouterr().out
     loaded = vitkit.load(checkpoint)
     pixels = np.asarray(Image.open("photos/cat.png"))
-    fast = ImageExplainer(loaded, pixels, truth=True, passes=vitkit.optimized(loaded.model))
-    expected = ImageExplainer(loaded, pixels, truth=True)
+    fast = ImageExplainer(loaded, pixels, faithfulness=True, passes=vitkit.optimized(loaded.model))
+    expected = ImageExplainer(loaded, pixels, faithfulness=True)
     for method in ("occlusion", "libragrad"):
         ours, theirs = fast.explain(method), expected.explain(method)
         np.testing.assert_allclose(ours.grid, theirs.grid, atol=1e-4)
-        assert ours.truth.line == theirs.truth.line
+        assert ours.faithfulness.line == theirs.faithfulness.line

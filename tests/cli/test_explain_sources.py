@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from explaining.test_registers import SIZE, planted
 from local_server import listening
 from PIL import Image, ImageSequence
 from tiny_checkpoint import save_tiny
@@ -175,7 +173,7 @@ def test_one_explanation_is_written_to_the_file_that_is_named(root, checkpoint, 
         (["cats"], "--output x.png is one file, and 2 images need several; name a folder"),
         (["cats/1.png", "--method", "all"], "is one file, and --method all writes several"),
         (["cats/1.png", "--sheet"], "is one file, and --sheet writes another"),
-        (["cats/1.png", "--truth"], "is one file, and --truth writes another"),
+        (["cats/1.png", "--faithfulness"], "is one file, and --faithfulness writes another"),
         (["cats/1.png", "--format", "svg"], "--output x.png does not end in .svg"),
         (["cats/1.png", "--output", "x.jpg"], "expected a folder, or one file that ends in .png"),
         (["cats/1.png", "--animate", "--method", "occlusion", "--output", "f"],
@@ -213,7 +211,7 @@ def test_an_animation_has_a_frame_for_each_layer(root, tmp_path):
     made = vitkit.animate_explanation("deep.safetensors", "cats/1.png", discard_ratio=0.25)
     assert len(made.explanations) == 3
     whole = vitkit.explain(
-        "deep.safetensors", "cats/1.png", method="rollout", discard_ratio=0.25, truth=False
+        "deep.safetensors", "cats/1.png", method="rollout", discard_ratio=0.25, faithfulness=False
     )
     np.testing.assert_allclose(made.explanations[-1].grid, whole.grid, atol=1e-6)
     words = [lines[0] for lines in made.captions]
@@ -224,59 +222,8 @@ def test_an_animation_has_a_frame_for_each_layer(root, tmp_path):
     by_layer = vitkit.animate_explanation("deep.safetensors", "cats/1.png", method="attention")
     for layer, explanation in enumerate(by_layer.explanations):
         expected = vitkit.explain(
-            "deep.safetensors", "cats/1.png", method="attention", layer=layer, truth=False
+            "deep.safetensors", "cats/1.png", method="attention", layer=layer, faithfulness=False
         )
         np.testing.assert_array_equal(explanation.grid, expected.grid)
     with pytest.raises(vitkit.SettingError, match="libragrad has no map for each layer"):
         vitkit.animate_explanation("deep.safetensors", "cats/1.png", method="libragrad")
-
-
-def save_bright(path: Path, bright: int) -> None:
-    """Write an image of noise with some bright patches, which `planted` gives high norms."""
-    pixels = np.random.default_rng(bright).normal(128, 10, (*SIZE, 3)).clip(0, 255)
-    for number in range(bright):
-        pixels[8 * number : 8 * number + 8, 8:16] = 255
-    Image.fromarray(pixels.astype(np.uint8)).save(path)
-
-
-def test_registers_take_high_norms_away_and_say_how_many(root, capsys):
-    preprocess = vitkit.Preprocess(image_size=SIZE, fit="squash")
-    vitkit.save("planted.safetensors", planted(), preprocess=preprocess, classes=CLASSES[:4])
-    for count in (1, 2):
-        save_bright(Path(f"{count}.png"), count)
-    words = ["explain", "planted.safetensors", "1.png", "2.png", "--test-time-registers"]
-    assert cli.run([*words, "--method", "all", "--option", "steps=1"]) == 0
-    out = capsys.readouterr().out
-    assert re.search(r"^1 neuron moved to an extra token: high-norm patch tokens \d+ -> ", out)
-    document = json.loads(Path("explanations/registers.json").read_text())
-    assert document["neurons"] == [{"layer": 1, "neuron": 5}]
-    for image, count in zip(document["images"], (1, 2), strict=True):
-        assert image["image"] == f"{count}.png"
-        before, after = image["before"], image["after"]
-        assert before["high_norm"] >= count
-        assert after["largest_norm"] < before["largest_norm"] / 4
-        assert 0 < after["share_of_attention"] < 1
-    before, after = (document["images"][1][when]["high_norm"] for when in ("before", "after"))
-    page = Path("explanations/index.html").read_text()
-    assert f"test-time registers: high-norm patches {before} to {after}, " in page
-    # the maps are those within the block
-    loaded = vitkit.load("planted.safetensors")
-    plain = vitkit.explain(loaded, "2.png", method="attention").grid
-    assert cli.run([*words, "--format", "svg", "--output", "one", "--truth"]) == 0
-    assert "test-time registers: high-norm" in Path("one/2.svg").read_text()
-    images = loaded.preprocess(np.asarray(Image.open("2.png")))[None]
-    neurons = vitkit.find_register_neurons(loaded.model, images)
-    with vitkit.test_time_registers(loaded.model, neurons):
-        inside = vitkit.explain(loaded, "2.png", method="attention").grid
-    assert not np.allclose(inside, plain, atol=1e-3)
-
-
-def test_a_model_without_high_norms_is_explained_without_registers(root, checkpoint, capsys):
-    words = ["explain", checkpoint, "cats/1.png", "--output"]
-    assert cli.run([*words, "plain"]) == 0
-    capsys.readouterr()
-    assert cli.run([*words, "with", "--test-time-registers"]) == 0
-    assert capsys.readouterr().out.splitlines()[0].endswith("explained without registers")
-    document = json.loads(Path("with/registers.json").read_text())
-    assert (document["neurons"], document["images"]) == ([], [])
-    assert Path("with/1.png").read_bytes() == Path("plain/1.png").read_bytes()

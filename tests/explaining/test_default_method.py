@@ -75,7 +75,7 @@ def test_logits_that_are_not_finite_are_refused(name):
         vitkit.explain(broken, PIXELS, method=name)
     assert "\n" not in str(error.value)
     with pytest.raises(CheckpointError, match="the model's logits are not finite"):
-        vitkit.truth_report(broken, [PIXELS], method=name)
+        vitkit.faithfulness_report(broken, [PIXELS], method=name)
 
 
 @pytest.mark.parametrize("name", ["attention", "rollout", "similarity", "pca"])
@@ -88,9 +88,9 @@ def test_values_that_are_not_finite_without_a_head_are_drawn_without_colour(name
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_model_of_one_class_has_maps_whose_truth_is_not_measurable(name):
+def test_a_model_of_one_class_has_maps_whose_faithfulness_is_not_measurable(name):
     made = vitkit.explain(checkpoint(num_classes=1), PIXELS, method=name)
     assert made.probability == 1
     assert np.isfinite(made.grid).all()
-    if made.truth is not None:
-        assert (made.truth.deletion, made.truth.saco, made.truth.p) == (None, None, 1.0)
+    if made.faithfulness is not None:
+        assert (made.faithfulness.deletion, made.faithfulness.p) == (None, 1.0)

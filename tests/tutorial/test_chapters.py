@@ -275,7 +275,7 @@ def in_one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-LONG = ("07b_true_maps", "08_transfer", "09_distillation", "14_bug_costs")
+LONG = ("07b_faithful_maps", "08_transfer", "09_distillation", "14_bug_costs")
 """Chapters of more than 25 s whose model and training other chapters run, too; `make docs` and
 `make soak` run them."""
 RUN = [

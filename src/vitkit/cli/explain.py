@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
+import json
 import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -27,13 +27,14 @@ from vitkit.data.images.file_types import IMAGE_ENDINGS
 from vitkit.errors import ImageError, SettingError, UserError
 from vitkit.explaining.choice import choose_method, method_options
 from vitkit.explaining.methods import METHODS
+from vitkit.io.atomic import write_bytes
+from vitkit.io.results import check_outputs, json_result
 from vitkit.messages import escape, flag_name, percent, plural
 
 if TYPE_CHECKING:
-    from vitkit.cli.explaining.registers import Registers
     from vitkit.explaining.explanation import Explanation
+    from vitkit.explaining.faithfulness import Faithfulness
     from vitkit.explaining.files import ExplanationFiles
-    from vitkit.explaining.truth_of_images import TruthOfImages
     from vitkit.models.vit import ViT
     from vitkit.prediction.image_list import ImageList
     from vitkit.prediction.images import FoundImage
@@ -48,17 +49,19 @@ ALL = "all"
 """The word for every method of the registry."""
 FILES = (".png", ".svg", ".gif")
 """Endings of a file that one explanation can be written to."""
-EXTRAS = ("sheet", "animate", "truth", "test_time_registers")
+EXTRAS = ("sheet", "animate", "faithfulness")
 """Flags that write further files."""
 OF_IMAGES = ("method", "class_name", "layer", "head", "option", "format", "engine", "precision")
 """Further flags that have no effect with --model."""
 DEFAULT_OUTPUT = "explanations"
+REPORT = "faithfulness.json"
+REPORT_FILE = json_result("a report on faithfulness", ["checkpoint", "images", "methods"])
 EXAMPLES = (
     "vitkit explain runs/photos-vit-1 cat.jpg  # which patches speak for the class",
     "vitkit explain runs/photos-vit-1 cat.jpg --layer 0 --head 2 --output first.png",
     "vitkit explain runs/photos-vit-1 cat.jpg --method all  # every method, and a page of them",
     "vitkit explain runs/photos-vit-1 cat.jpg --method rollout --animate  # layer by layer, as GIF",
-    "vitkit explain runs/photos-vit-1 photos/cat --truth  # how far the maps may be trusted",
+    "vitkit explain runs/photos-vit-1 photos/cat --faithfulness  # may the maps be trusted?",
     "vitkit explain model.safetensors mnist --split test  # every image of a dataset",
     "vitkit explain runs/photos-vit-1 photos --model  # filters, positions, attention over depth",
 )
@@ -84,16 +87,15 @@ class ExplainCommand:
         option: further options of the method, such as steps=20.
         sheet: also draw the attention of all layers and heads, in the folder heads of the output.
         animate: also write the maps of all layers as an animated GIF; with --method all, rollout's.
-        truth: measure how far the maps may be trusted, in truth.json. Deletion and insertion are 1
-            at best and 0 for random orders, SaCo is from -1 to 1; p below 0.05 beats chance.
-        test_time_registers: move high norms to an extra token; count them in registers.json.
+        faithfulness: measure whether the maps name the patches that the model uses, also in
+            faithfulness.json: deletion and insertion are 0 for random orders and 1 at best.
         output: folder for the files; or, of one image and one method, a .png, .svg or .gif file.
         format: png or svg, of the figures in a folder.
         split: train, val or test: only this split of datasets and of folders with class folders.
         data_root: folder of the named datasets, or the folder that the paths of a CSV begin at.
         overwrite: replace any file that is not an input; default: only earlier explanations.
         device: cpu, cuda, mps or auto.
-        engine: auto runs truth scores and occlusion with the fastest kernels here.
+        engine: auto runs --faithfulness and occlusion with the fastest kernels here.
         precision: precision of those forward passes.
         strict: stop at the first image that cannot be used.
     """
@@ -108,8 +110,7 @@ class ExplainCommand:
     option: tuple[str, ...] = ()
     sheet: bool = False
     animate: bool = False
-    truth: bool = False
-    test_time_registers: bool = False
+    faithfulness: bool = False
     output: str = DEFAULT_OUTPUT
     format: Literal["png", "svg"] = "png"
     split: str | None = None
@@ -144,10 +145,10 @@ def run(arguments: list[str]) -> None:
 
 def _explain_model(given: ExplainCommand) -> None:
     """Draw what the model has learned."""
-    for field in fields(given):
-        is_set = getattr(given, field.name) != field.default
-        if is_set and field.name in (*OF_IMAGES, *EXTRAS):
-            name = flag_name(field.name)
+    for argument in fields(given):
+        is_set = getattr(given, argument.name) != argument.default
+        if is_set and argument.name in (*OF_IMAGES, *EXTRAS):
+            name = flag_name(argument.name)
             raise SettingError(f"{name} has no effect with --model; leave one of them out")
     found = given.find("--model IMAGES") if given.images else None
     # imported here: wrong paths do not wait for torch
@@ -187,11 +188,16 @@ def _explain_images(given: ExplainCommand) -> None:
             _check_one_file(given, found.total)
         inputs = [*files_of_checkpoint(given.checkpoint), *found.files()]
         files = _files(given, options, found, inputs)
-        reports = _reports(given, inputs)
+        report = Path(given.output) / REPORT if given.faithfulness else None
+        if report is not None:
+            overwrite = given.overwrite
+            check_outputs(
+                [report], REPORT_FILE, inputs=inputs, overwrite=overwrite, flag="--output"
+            )
         images = StreamedImages(found, strict=given.strict, outputs={})
         checkpoint, passes = _load(given)
-        explained = _Explained(checkpoint, images, files, given.class_name, passes)
-        explained.write([*METHODS] if given.method == ALL else [given.method], options, reports)
+        explained = _Explained(checkpoint, images, files, report, given.class_name, passes)
+        explained.write([*METHODS] if given.method == ALL else [given.method], options)
     _print_end(given, explained)
 
 
@@ -292,19 +298,6 @@ def _files(
     return files
 
 
-def _reports(given: ExplainCommand, inputs: list[Path]) -> dict[str, Path]:
-    """Return the requested report files over all images by their flags, checked."""
-    from vitkit.cli.explaining.registers import registers_file
-    from vitkit.explaining.truth_of_images import truth_file
-
-    paths, folder = {}, Path(given.output)
-    if given.truth:
-        paths["truth"] = truth_file(folder, inputs, overwrite=given.overwrite)
-    if given.test_time_registers:
-        paths["registers"] = registers_file(folder, inputs, overwrite=given.overwrite)
-    return paths
-
-
 def _load(given: ExplainCommand) -> tuple[Checkpoint, ViT | None]:
     """Return the checkpoint on its device, and the model for forward passes if it is another."""
     from vitkit.devices import on_device, resolve_device
@@ -331,81 +324,80 @@ class _Explained:
     checkpoint: Checkpoint
     images: StreamedImages
     files: ExplanationFiles
+    report: Path | None
     class_name: str | None
     passes: ViT | None
     example: str = ""
-    truth: TruthOfImages | None = None
-    registers: Registers | None = None
+    names: list[str] = field(default_factory=list)
+    measured: dict[str, list[Faithfulness | None]] = field(default_factory=dict)
 
-    def write(
-        self,
-        methods: Sequence[str | None],
-        options: Mapping[str, object],
-        reports: Mapping[str, Path],
-    ) -> None:
-        """Explain the images; write their files and the reports; print a line for each image."""
-        from vitkit.explaining.truth_of_images import TruthOfImages
+    def write(self, methods: Sequence[str | None], options: Mapping[str, object]) -> None:
+        """Explain the images; write their files and the report; print a line for each image."""
+        from vitkit.explaining.faithfulness import refuse_colours, require_head
 
         has_head = self.checkpoint.model.spec.num_classes > 0
         for method in methods:
             for note in choose_method(method, options, has_head=has_head)[1]:
                 sys.stderr.write(f"vitkit: {note}\n")
-        images = iter(self.images)
-        if "truth" in reports:
-            self.truth = TruthOfImages(self.checkpoint, methods, options)
-        if "registers" in reports:
-            images = self._find_registers(images)
-        for image, (explanation, path) in self.images.with_outputs(self._explain(images)):
+        if self.report is not None:
+            require_head(self.checkpoint.model)
+            if len(methods) == 1:
+                refuse_colours(choose_method(methods[0], options)[0])
+        for image, (explanation, path) in self.images.with_outputs(self._explain()):
             self.example = self.example or image.name
             _print_line(image, explanation, path)
-            if len(methods) == 1 and explanation.truth is not None:  # of all, the page has it
-                _print(f"  {explanation.truth.line}")
+            if len(methods) == 1 and explanation.faithfulness is not None:
+                _print(f"  {explanation.faithfulness.line}")  # of all methods, the page has it
         for name, reason in self.files.refused.items():
             sys.stderr.write(f"vitkit: {name} is left out: {reason}\n")
-        if self.truth is not None and self.truth.count:
-            self._measure_truth(self.truth)
-            self.truth.write(reports["truth"])
-        if self.registers is not None:
-            self.registers.write(reports["registers"])
+        if self.report is not None and self.names:
+            self._write_report(self.report, options)
 
-    def _measure_truth(self, truth: TruthOfImages) -> None:
-        with self.registers.active() if self.registers else nullcontext():
-            for line in truth.lines(self.files.refused):
-                _print(line)
-
-    def _find_registers(self, images: Iterator[FoundImage]) -> Iterator[FoundImage]:
-        """Look for register neurons in the first images; return all images."""
-        from vitkit.cli.explaining.registers import MOST_IMAGES, Registers
-
-        first = [*itertools.islice(images, MOST_IMAGES)]
-        self.registers = Registers(self.checkpoint, first)
-        _print(self.registers.line)
-        return itertools.chain(first, images)
-
-    def _explain(
-        self, images: Iterable[FoundImage]
-    ) -> Iterator[tuple[Explanation, Path] | ImageError]:
+    def _explain(self) -> Iterator[tuple[Explanation, Path] | ImageError]:
         """Yield the explanation of each image and the place of its files, or the error instead."""
         from vitkit.explaining.explain import ImageExplainer
         from vitkit.explaining.files import ImageName
 
-        truth = None if self.truth is None else True
-        for image in images:
+        wanted = None if self.report is None else True
+        for image in self.images:
             try:
                 pixels = image.read()
             except ImageError as error:
                 yield error
                 continue
-            notes = self.registers.note(image.name, pixels) if self.registers else ()
-            with self.registers.active() if self.registers else nullcontext():
-                explainer = ImageExplainer(
-                    self.checkpoint, pixels, self.class_name, truth, notes, self.passes
-                )
-                name = ImageName(image.name, image.place)
-                saved = self.files.save(name, explainer, known=self.images.total is not None)
-                if self.truth is not None:
-                    self.truth.add(image.name, explainer)
+            explainer = ImageExplainer(
+                self.checkpoint, pixels, self.class_name, wanted, self.passes
+            )
+            name = ImageName(image.name, image.place)
+            saved = self.files.save(name, explainer, known=self.images.total is not None)
+            self.names.append(image.name)
+            for method, found in explainer.measured.items():
+                self.measured.setdefault(method, []).append(found)
             yield saved
+
+    def _write_report(self, path: Path, options: Mapping[str, object]) -> None:
+        """Print the faithfulness of each method over the images, and write it as JSON."""
+        from vitkit.explaining.faithfulness import FaithfulnessReport
+
+        reports = {}
+        for name, found in self.measured.items():
+            if METHODS[name].colours or name in self.files.refused:
+                continue
+            scores = tuple(score for score in found if score is not None)
+            if len(scores) < len(found):
+                _print(f"{name}: not measured: maps are not finite; use the model in float32")
+                continue
+            own = {key: value for key, value in options.items() if key in METHODS[name].options}
+            report = FaithfulnessReport(name, own, scores)
+            reports[name] = report.as_json()
+            _print(f"{name}: {report.lines[0]}")
+            _print(f"  {report.lines[1]}")
+        document = {
+            "checkpoint": str(self.checkpoint.path),
+            "images": self.names,
+            "methods": reports,
+        }
+        write_bytes(path, (json.dumps(document, indent=1) + "\n").encode())
 
 
 def _print_line(image: FoundImage, explanation: Explanation, path: Path) -> None:

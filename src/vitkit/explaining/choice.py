@@ -9,6 +9,10 @@ from vitkit.explaining.method import Method, whole_number
 from vitkit.explaining.methods import DEFAULTS, METHODS
 from vitkit.messages import did_you_mean
 
+_SCRIPT = "examples/research/11_sanity_checks_of_maps.py has the other tests of maps"
+MOVED = {"truth": "is called faithfulness", "parts": _SCRIPT, "mosaics": _SCRIPT, "labels": _SCRIPT}
+"""Keyword that was one of `explain` or of a report -> where it went."""
+
 
 def find_method(name: str) -> Method:
     """Return a method of `METHODS` by its name.
@@ -66,7 +70,9 @@ def method_options(method: Method, options: Mapping[str, object]) -> dict[str, o
         if name not in method.options:
             having = [other.name for other in METHODS.values() if name in other.options]
             expected = f"{method.name} has no such option; "
-            if having:
+            if name in MOVED:
+                expected = MOVED[name]
+            elif having:
                 expected += f"methods with it: {', '.join(having)}"
             else:
                 expected += f"its options: {', '.join(method.options) or 'none'}"

@@ -16,10 +16,15 @@ from vitkit.errors import SettingError
 from vitkit.explaining.choice import choose_method, method_options
 from vitkit.explaining.class_scores import check_finite
 from vitkit.explaining.explanation import Explanation, heatmap_over
+from vitkit.explaining.faithfulness import (
+    Faithfulness,
+    References,
+    is_cheap,
+    measure_faithfulness,
+    references,
+)
 from vitkit.explaining.method import Method, whole_number
 from vitkit.explaining.methods import METHODS
-from vitkit.explaining.truth.deletion import ReferenceAreas
-from vitkit.explaining.truth.score import TruthScore, is_cheap, references, truth_score
 from vitkit.messages import did_you_mean, plural, quote_list
 from vitkit.models.layers import eval_mode
 from vitkit.models.vit import ViT
@@ -94,10 +99,9 @@ class ImageExplainer:
         checkpoint: the model, on its device, and its preprocessing.
         pixels: (H, W, 3) uint8 RGB.
         class_name: the class to explain, by its name or number; default the predicted class.
-        truth: measure the truth score of each map; default: only where it takes about a second, by
+        faithfulness: measure that of each map; default: only where it takes about a second, by
             `is_cheap`. A model without a head has none, and neither have maps of colours.
-        notes: further lines of the captions.
-        passes: the model for the many forward passes of truth scores and of methods that need
+        passes: the model for the many forward passes of faithfulness and of methods that need
             nothing else, such as `optimized(model)`; default the checkpoint's.
 
     Raises:
@@ -107,6 +111,7 @@ class ImageExplainer:
     Attributes:
         images: the image as the model gets it, (1, C, h, w), on its device and of its dtype.
         classes: number of the class to explain (1,), on the same device; None without a head.
+        measured: method -> the faithfulness of its map, as `explain` measured it; None if not.
     """
 
     def __init__(
@@ -114,17 +119,16 @@ class ImageExplainer:
         checkpoint: Checkpoint,
         pixels: UInt8[np.ndarray, "H W 3"],
         class_name: str | int | None = None,
-        truth: bool | None = None,
-        notes: tuple[str, ...] = (),
+        faithfulness: bool | None = None,
         passes: ViT | None = None,
     ) -> None:
-        self.checkpoint, self.pixels, self._truth = checkpoint, pixels, truth
+        self.checkpoint, self.pixels, self._faithfulness = checkpoint, pixels, faithfulness
         self._passes = passes or checkpoint.model
-        self._notes = notes
         number = None if class_name is None else find_class(checkpoint, class_name)
         like = next(checkpoint.model.parameters())
         self.images = preprocess_images([pixels], checkpoint.preprocess).to(like)
         self.classes: torch.Tensor | None = None
+        self.measured: dict[str, Faithfulness | None] = {}
         self._explained: dict[str, object] = {}
         if checkpoint.model.spec.num_classes:
             self._predict(number)
@@ -143,12 +147,12 @@ class ImageExplainer:
             MissingExtraError: a method whose library is not installed.
         """
         explanation = self.explain_untested(method, **options)
-        return replace(
-            explanation, truth=self._score(METHODS[explanation.method], explanation.values)
-        )
+        found = self._measure(METHODS[explanation.method], explanation.values)
+        self.measured[explanation.method] = found
+        return replace(explanation, faithfulness=found)
 
     def explain_untested(self, method: str | None = None, **options: object) -> Explanation:
-        """Compute the heat map of one method without a truth score; arguments as for `explain`."""
+        """Compute the heat map of one method and no faithfulness; arguments as for `explain`."""
         chosen, notes = choose_method(method, options, has_head=self.classes is not None)
         set_options = method_options(chosen, options)
         arguments: dict[str, object] = {}
@@ -161,12 +165,12 @@ class ImageExplainer:
         (values,) = chosen.compute(model, self.images, **arguments, **set_options)
         all_set = all_options(chosen, set_options, self.checkpoint.model.spec.depth)
         explanation = self.place(values, chosen.name, all_set)
-        return replace(explanation, notes=(*notes, *self._notes))
+        return replace(explanation, notes=notes)
 
     def place(
         self, values: Float[torch.Tensor, "gh gw *colours"], method: str, options: dict[str, object]
     ) -> Explanation:
-        """Return a map that was computed as an explanation, without a truth score.
+        """Return a map that was computed as an explanation, without its faithfulness.
 
         Args:
             values: one or three of each patch.
@@ -184,28 +188,28 @@ class ImageExplainer:
             grid=grid,
             viewport=view,
             options=options,
-            notes=self._notes,
             **self._explained,  # type: ignore[arg-type]
         )
 
     @cached_property
-    def reference(self) -> ReferenceAreas:
+    def reference(self) -> References:
         """The areas with which the maps of all methods are compared; measured at the first use."""
         assert self.classes is not None
         return references(self._passes, self.images, self.classes)
 
-    def _score(
+    def _measure(
         self, method: Method, grid: Float[np.ndarray, "gh gw *colours"]
-    ) -> TruthScore | None:
-        model = self._passes
-        wanted = self._truth
+    ) -> Faithfulness | None:
+        wanted = self._faithfulness
         if wanted is None:
             wanted = is_cheap(self.checkpoint.model, self.images)
         if not wanted or self.classes is None or method.colours or not np.isfinite(grid).all():
             return None
         grids = torch.from_numpy(grid).unsqueeze(0)
-        (score,) = truth_score(model, self.images, grids, self.classes, reference=self.reference)
-        return score
+        (found,) = measure_faithfulness(
+            self._passes, self.images, grids, self.classes, reference=self.reference
+        )
+        return found
 
     def _predict(self, number: int | None) -> None:
         """Predict the image, and store the class to explain: the given one, or the predicted."""

@@ -23,7 +23,7 @@ from vitkit.plots.overlay import STRENGTH, ColourScale, Viewport, box, enlarge, 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vitkit.explaining.truth.score import TruthScore
+    from vitkit.explaining.faithfulness import Faithfulness
     from vitkit.plots.figure import NotebookFigure
     from vitkit.plots.panels import Panel
 
@@ -61,7 +61,7 @@ class Explanation:
         predicted: the most probable class.
         predicted_probability: its probability, in [0, 1].
         notes: further lines of the caption, about the image.
-        truth: how well the map names the patches that the model uses; None if not measured.
+        faithfulness: how well the map names the patches that the model uses; None if not measured.
     """
 
     image: UInt8[np.ndarray, "H W 3"]
@@ -76,7 +76,7 @@ class Explanation:
     predicted: str = ""
     predicted_probability: float = 0.0
     notes: tuple[str, ...] = ()
-    truth: TruthScore | None = None
+    faithfulness: Faithfulness | None = None
 
     @property
     def unit(self) -> str:
@@ -109,15 +109,15 @@ class Explanation:
 
     @property
     def map_lines(self) -> tuple[str, ...]:
-        """The method with its options, and its truth score."""
+        """The method with its options, and its faithfulness."""
         words = [self.method, *_option_words(self.options)]
         if self.label and self.method in METHODS and not METHODS[self.method].by_class:
             words.append("the same for every class")
         lines = [", ".join(words)]
         if not np.isfinite(self.values).all():
             lines.append("values that are not finite have no colour")
-        if self.truth is not None:
-            lines.append(self.truth.line)
+        if self.faithfulness is not None:
+            lines.append(self.faithfulness.line)
         return tuple(lines)
 
     @property

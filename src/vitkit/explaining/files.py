@@ -19,10 +19,10 @@ from vitkit.data.images.preprocess import fit
 from vitkit.errors import MissingExtraError, SettingError
 from vitkit.explaining.explain import ImageExplainer
 from vitkit.explaining.explanation import EXPLANATION_FILES, WRITER, Explanation, writable_path
+from vitkit.explaining.faithfulness import TERMS
 from vitkit.explaining.methods import DEFAULTS, METHODS
 from vitkit.explaining.methods.attention import attention_of_heads
 from vitkit.explaining.methods.rollout import rollout_over_depth
-from vitkit.explaining.truth.score import SCORE_TERMS
 from vitkit.io.atomic import write_bytes
 from vitkit.io.results import ResultKind, ResultPlaces, check_outputs
 from vitkit.plots.html import html_text, page_templates, render_page
@@ -316,7 +316,7 @@ class EveryMethod(ExplanationFiles):
             groups[match["title"]] = groups.get(match["title"], "") + match[0]
         page = render_page(
             templates, "gallery.html", generator=WRITER, title=title, groups=groups,
-            terms=[*terms, *SCORE_TERMS],
+            terms=[*terms, *TERMS],
         )  # fmt: skip
         write_bytes(path, page.encode("utf-8", "replace"))
         self.earlier = len(earlier)

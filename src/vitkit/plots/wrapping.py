@@ -30,10 +30,10 @@ def wrap_name(
     ['golden_', 'retriever', 'puppy']
     >>> wrap_name("Donaudampfschiff", 9)
     ['Donaudamp', 'fschiff']
-    >>> wrap_name("(p = 0.048), SaCo -0.19", 20)
-    ['(p = 0.048), SaCo', '-0.19']
-    >>> wrap_name("(p = 0.048), SaCo -0.19", 8)
-    ['(p =', '0.048),', 'SaCo', '-0.19']
+    >>> wrap_name("(p = 0.048), deletion -0.19", 20)
+    ['(p = 0.048),', 'deletion -0.19']
+    >>> wrap_name("(p = 0.048), deletion -0.19", 8)
+    ['(p =', '0.048),', 'deletion', '-0.19']
 
     Args:
         name: any text; of spaces alone one empty line remains.

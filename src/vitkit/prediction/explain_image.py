@@ -1,4 +1,4 @@
-"""Explain one image of any kind: `vitkit.explain`, its animation and its sheet of attention."""
+"""Explain images of any kind: `vitkit.explain` and what belongs to it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitkit.devices import on_device, resolve_device
+from vitkit.errors import SettingError
+from vitkit.explaining.choice import choose_method, method_options
 from vitkit.explaining.explain import ImageExplainer, options_for
 from vitkit.explaining.explanation import Explanation
+from vitkit.explaining.faithfulness import FaithfulnessReport, refuse_colours, require_head
 from vitkit.explaining.files import Animation, animate, draw_attention_sheet, layered_method
-from vitkit.prediction.images import AnyImage, read_any_image
+from vitkit.prediction.find import Images, as_list
+from vitkit.prediction.images import AnyImage, name_in_messages, read_any_image
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import as_checkpoint
 
@@ -26,7 +30,7 @@ def explain(
     class_name: str | int | None = None,
     layer: int | None = None,
     head: int | None = None,
-    truth: bool | None = None,
+    faithfulness: bool | None = None,
     device: str = "auto",
     **options: Any,
 ) -> Explanation:
@@ -44,14 +48,14 @@ def explain(
             class. The map depends on it only where the method explains a class.
         layer: encoder block, from 0; negative ones count from the end. Default the method's own.
         head: one head; default their mean.
-        truth: measure the truth score of the map, hundreds of passes with some of the patches;
+        faithfulness: measure that of the map, in hundreds of passes with some of the patches;
             default: only of models for which that takes about a second.
         device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
         **options: further options of the method; None leaves one to the method.
 
     Returns:
         `.heatmap` (H, W) in [0, 1], `.grid` the method's own values, `.overlay()` a PIL image,
-        `.plot()` a figure, `.save(path)`, `.truth` the score of the map or None, and the class with
+        `.plot()` a figure, `.save(path)`, `.faithfulness` of the map or None, and the class with
         its probability; no class where the model has no head.
 
     Raises:
@@ -60,7 +64,59 @@ def explain(
     """
     # before the weights are loaded
     options = options_for(method, {"layer": layer, "head": head, **options})
-    return _explainer(checkpoint, image, device, class_name, truth).explain(method, **options)
+    return _explainer(checkpoint, image, device, class_name, faithfulness).explain(
+        method, **options
+    )
+
+
+def faithfulness_report(
+    checkpoint: Checkpoint | str | Path,
+    images: Images,
+    *,
+    method: str | None = None,
+    device: str = "auto",
+    **options: Any,
+) -> FaithfulnessReport:
+    """Measure the faithfulness of a method's maps, as `vitkit explain --faithfulness` does.
+
+    The maps are those of the predicted classes.
+
+    Args:
+        checkpoint: a checkpoint or its path.
+        images: as for a call of `Predictor`; some tens, not trained on.
+        method: as for `explain`; not one whose maps are colours.
+        device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
+        **options: of the method; None leaves one to the method.
+
+    Returns:
+        `.lines` in words, `.as_json()` plain values, `.deletion` and `.insertion` the medians with
+        their 95 % intervals, `.p`, `.verdict`, and `.scores`, a `Faithfulness` for each image.
+
+    Raises:
+        SettingError: a method or an option that does not exist, a model without a head, no images,
+            or maps that are not finite.
+        ImageError, DataError, CheckpointError, DeviceError: the message names the wrong value.
+    """
+    # before the weights are loaded
+    chosen, _ = choose_method(method, options)
+    options = method_options(chosen, options)
+    refuse_colours(chosen)
+    checkpoint = as_checkpoint(checkpoint)
+    require_head(checkpoint.model)
+    checkpoint = replace(checkpoint, model=on_device(checkpoint.model, resolve_device(device)))
+    scores = []
+    for number, image in enumerate(as_list(images)):
+        pixels = read_any_image(image, name_in_messages(image, number))
+        explainer = ImageExplainer(checkpoint, pixels, faithfulness=True)
+        found = explainer.explain(chosen.name, **options).faithfulness
+        if found is None:
+            raise SettingError(
+                f"maps of {chosen.name} are not finite (NaN or infinity); use the model in float32"
+            )
+        scores.append(found)
+    if not scores:
+        raise SettingError("faithfulness cannot be measured without images; expected 1 or more")
+    return FaithfulnessReport(chosen.name, options, tuple(scores))
 
 
 def animate_explanation(
@@ -124,10 +180,10 @@ def _explainer(
     image: AnyImage,
     device: str,
     class_name: str | int | None = None,
-    truth: bool | None = None,
+    faithfulness: bool | None = None,
 ) -> ImageExplainer:
     """Return the explainer of an image, with the model on its device."""
     checkpoint = as_checkpoint(checkpoint)
     pixels = read_any_image(image)
     model = on_device(checkpoint.model, resolve_device(device))
-    return ImageExplainer(replace(checkpoint, model=model), pixels, class_name, truth)
+    return ImageExplainer(replace(checkpoint, model=model), pixels, class_name, faithfulness)

@@ -97,5 +97,5 @@ METHODS: Mapping[str, Method] = MappingProxyType(
 
 DEFAULTS = ("libragrad", "rollout", "attention")
 """Default methods: the first that has the options which were set, and supports the
-model. LibraGrad has the best truth score on the models of `docs/benchmarks.md`; rollout the best of
+model. LibraGrad is the most faithful one on the models of `docs/benchmarks.md`; rollout the best of
 those that need no class; attention is the map of a layer and a head."""

@@ -47,7 +47,7 @@ def gradient_rollout(
         gradients: `plain`, as published, or `balanced` (LibraGrad, arXiv 2411.16760; see
             `BalancedGradients`), which finds a patch that decides alone; once it dominates the
             token that is read, the last norm takes out the plain gradient. Balanced maps also have
-            the better truth score (`docs/benchmarks.md`).
+            the better faithfulness (`docs/benchmarks.md`).
 
     Returns:
         (B, gh, gw), 0 or more.

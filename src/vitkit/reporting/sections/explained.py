@@ -56,7 +56,7 @@ class Explanations:
         except (ImageError, OSError):
             return ""
         try:
-            explainer = ImageExplainer(self._checkpoint, pixels, truth=False)
+            explainer = ImageExplainer(self._checkpoint, pixels, faithfulness=False)
             explanation = explainer.explain(self.method)
             # one colour scale for all maps, also if no patch speaks against the class
             scale = ColourScale.of(explanation.values, -explanation.values)

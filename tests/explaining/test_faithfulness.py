@@ -1,6 +1,8 @@
-"""Deletion, insertion and SaCo: equal to a plain loop; 1 for occlusion itself, 0 for chance."""
+"""Faithfulness: equal to a plain loop; 1 for occlusion itself, 0 for chance; intervals and p."""
 
 from __future__ import annotations
+
+from itertools import product
 
 import numpy as np
 import pytest
@@ -9,16 +11,17 @@ from noise import fill_with_noise
 
 import vitkit
 from vitkit.errors import SettingError, ShapeError
-from vitkit.explaining.token_subset import TokenSubsets
-from vitkit.explaining.truth.class_probability import ClassProbability
-from vitkit.explaining.truth.deletion import (
+from vitkit.explaining import faithfulness
+from vitkit.explaining.faithfulness import (
     image_keys,
     map_orders,
-    occlusion_order,
+    measure_faithfulness,
+    median_interval,
+    paired_permutation,
     random_orders,
+    references,
+    verdict_of_map,
 )
-from vitkit.explaining.truth.score import TruthScore, references, truth_score
-from vitkit.explaining.truth.verdict import verdict_of_map
 from vitkit.models.attention import Context
 from vitkit.models.readout import Features
 
@@ -71,30 +74,12 @@ def plain_area(vit, image, order: list[int], number: int) -> float:
     return area / (sizes[-1] - sizes[0])
 
 
-def plain_saco(vit, image, values: list[float], order: list[int], number: int) -> float:
-    patches = len(order)
-    groups = [group.tolist() for group in np.array_split(np.arange(patches), min(10, patches))]
-    whole = probability(vit, image, order, number)
-    falls, salience = [], []
-    for group in groups:
-        kept = [order[i] for i in range(patches) if i not in group]
-        falls.append(whole - probability(vit, image, kept, number))
-        salience.append(sum(values[order[i]] for i in group) / len(group))
-    total = score = 0.0
-    for i in range(len(groups)):
-        for j in range(i + 1, len(groups)):
-            weight = salience[i] - salience[j]
-            score += weight if falls[i] >= falls[j] else -weight
-            total += abs(weight)
-    return score / total
-
-
 @pytest.mark.parametrize("fields", VARIANTS.values(), ids=VARIANTS)
 def test_a_batch_equals_a_plain_loop(fields):
     vit, images = model(**fields), some_images(2)
     grids = torch.randn(2, 4, 6, dtype=torch.float64)
     classes = torch.tensor([0, 2])
-    for row, score in enumerate(truth_score(vit, images, grids, classes)):
+    for row, score in enumerate(measure_faithfulness(vit, images, grids, classes)):
         image, number = images[row], int(classes[row])
         values = grids[row].flatten().tolist()
         order = sorted(range(24), key=lambda patch: -values[patch])
@@ -127,16 +112,16 @@ def test_a_batch_equals_a_plain_loop(fields):
         gains = [a - b for a, b in zip(chance, reverse, strict=True)]
         count = sum(gain >= insertion - deletion for gain in gains)
         assert score.p == pytest.approx((1 + count) / 21)
-        expected = plain_saco(vit, image, values, order, number)
-        assert score.saco == pytest.approx(expected, abs=1e-6)
 
 
 def greedy_grids(vit, images, classes) -> torch.Tensor:
     """Maps whose order is that of token occlusion."""
-    with torch.inference_mode():
-        order = occlusion_order(ClassProbability(TokenSubsets(vit, images), classes))
-    ranks = torch.arange(order.shape[1], 0, -1, dtype=torch.float64).expand(order.shape)
-    return torch.zeros(order.shape, dtype=torch.float64).scatter(1, order, ranks).view(-1, 4, 6)
+    grids = torch.zeros(len(images), 24, dtype=torch.float64)
+    for row, image in enumerate(images):
+        for patch in range(24):
+            kept = [other for other in range(24) if other != patch]
+            grids[row, patch] = -probability(vit, image, kept, int(classes[row]))
+    return grids.view(-1, 4, 6)
 
 
 def test_occlusion_scores_1_chance_0_and_its_reverse_below():
@@ -144,17 +129,17 @@ def test_occlusion_scores_1_chance_0_and_its_reverse_below():
     classes = torch.arange(24) % 3
     found = references(vit, images, classes)
     greedy = greedy_grids(vit, images, classes)
-    best = truth_score(vit, images, greedy, classes, reference=found)
+    best = measure_faithfulness(vit, images, greedy, classes, reference=found)
     measured = [score.deletion for score in best if score.deletion is not None]
     assert len(measured) > 12
     assert measured == pytest.approx([1.0] * len(measured))
-    worst = truth_score(vit, images, -greedy, classes, reference=found)
+    worst = measure_faithfulness(vit, images, -greedy, classes, reference=found)
     assert np.median([score.deletion for score in worst if score.deletion is not None]) < -0.5
     assert min(score.p for score in worst) > 0.5
     random = []
     for seed in range(8):
         grids = torch.rand(24, 4, 6, generator=torch.Generator().manual_seed(seed))
-        random += truth_score(vit, images, grids, classes, reference=found)
+        random += measure_faithfulness(vit, images, grids, classes, reference=found)
     scores = [score.deletion for score in random if score.deletion is not None]
     assert abs(np.mean(scores)) < 4 * np.std(scores) / np.sqrt(len(scores)) + 1e-9
     # each of the 21 values of p is equally likely
@@ -162,16 +147,17 @@ def test_occlusion_scores_1_chance_0_and_its_reverse_below():
     assert np.mean([score.p < 0.05 for score in random]) < 0.12
 
 
-def test_an_image_s_score_depends_on_no_other_image_and_on_the_seed_alone():
+def test_an_image_s_score_depends_on_no_other_image_and_on_the_seed_alone(monkeypatch):
     vit, images = model(), some_images(3)
     grids, classes = torch.randn(3, 4, 6), torch.tensor([1, 0, 2])
-    together = truth_score(vit, images, grids, classes, rows=7)
-    again = truth_score(vit, images, grids, classes, rows=7)
-    alone = truth_score(vit, images[2:], grids[2:], classes[2:])[0]
+    monkeypatch.setattr(faithfulness, "ROWS", 7)
+    together = measure_faithfulness(vit, images, grids, classes)
+    again = measure_faithfulness(vit, images, grids, classes)
+    alone = measure_faithfulness(vit, images[2:], grids[2:], classes[2:])[0]
     assert together == again
     for name, value in together[2].as_json().items():
         assert value == pytest.approx(alone.as_json()[name], abs=1e-9), name
-    other = truth_score(vit, images, grids, classes, seed=1)
+    other = measure_faithfulness(vit, images, grids, classes, seed=1)
     assert [score.random_area for score in other] != [score.random_area for score in together]
 
 
@@ -187,19 +173,18 @@ def test_equal_values_come_in_random_order_not_from_the_top():
 def test_what_is_not_measurable_is_none_and_says_so():
     vit, images = model(), some_images(2)
     torch.nn.init.zeros_(vit.head.weight)  # all images, all patches: the same probabilities
-    scores = truth_score(vit, images, torch.zeros(2, 4, 6), torch.tensor([0, 1]))
+    scores = measure_faithfulness(vit, images, torch.zeros(2, 4, 6), torch.tensor([0, 1]))
     for score in scores:
-        assert (score.deletion, score.insertion, score.saco, score.p) == (None, None, None, 1.0)
+        assert (score.deletion, score.insertion, score.p) == (None, None, 1.0)
         assert score.line == (
-            "deletion not measurable, insertion not measurable (no better than chance, p = 1), "
-            "SaCo not measurable"
+            "deletion not measurable, insertion not measurable (no better than chance, p = 1)"
         )
         assert not score.better_than_chance
 
 
 def test_the_line_of_a_good_map():
-    score = TruthScore(0.714, 0.64, 1 / 21, 0.42, 0.3, 0.7, 0.5, "better than chance")
-    assert score.line == "deletion 0.71, insertion 0.64 (better than chance, p = 0.048), SaCo 0.42"
+    score = vitkit.Faithfulness(0.714, 0.64, 1 / 21, 0.3, 0.7, 0.5, "better than chance")
+    assert score.line == "deletion 0.71, insertion 0.64 (better than chance, p = 0.048)"
     assert score.better_than_chance
     assert score.as_json()["deletion_area"] == 0.3
 
@@ -229,8 +214,9 @@ def test_a_map_that_is_as_good_as_the_best_random_order_is_not_no_better_than_ch
     ],
 )
 def test_the_verdict_of_a_method_needs_images_enough(gains, p, verdict):
-    scores = [TruthScore(1.0, 1.0, 0.5, 1.0, 0.2, 0.2 + gain, 0.3, verdict) for gain in gains]
-    report = vitkit.TruthReport("rollout", {}, tuple(scores), p)
+    scores = [vitkit.Faithfulness(1.0, 1.0, 0.5, 0.2, 0.2 + gain, 0.3, verdict) for gain in gains]
+    report = vitkit.FaithfulnessReport("rollout", {}, tuple(scores))
+    assert report.p == pytest.approx(p)
     assert report.verdict == verdict == report.as_json()["verdict"]
     assert f"({verdict}, p = {p:.2g})" in report.line
 
@@ -240,21 +226,73 @@ def test_very_few_patches(patches):
     vit = model(image_size=(16, 12 * patches), patch_size=(16, 12))
     images = torch.randn(2, 3, 16, 12 * patches, dtype=torch.float64)
     grids = torch.rand(2, 1, patches)
-    for score in truth_score(vit, images, grids, torch.tensor([0, 1])):
+    for score in measure_faithfulness(vit, images, grids, torch.tensor([0, 1])):
         assert 0 <= score.deletion_area <= 1
         assert score.p >= 2 / 21
         assert score.as_json()["verdict"] == "too few patches to tell"
         assert f"(too few patches to tell, p = {score.p:.2g})" in score.line
         if patches == 1:
-            assert (score.deletion, score.insertion, score.saco) == (None, None, None)
+            assert (score.deletion, score.insertion) == (None, None)
 
 
 def test_the_mode_stays_and_wrong_input_is_named():
     vit, images = model().train(), some_images(1)
-    truth_score(vit, images, torch.rand(1, 4, 6), torch.tensor([0]))
+    measure_faithfulness(vit, images, torch.rand(1, 4, 6), torch.tensor([0]))
     assert vit.training
     assert all(parameter.grad is None for parameter in vit.parameters())
     with pytest.raises(ShapeError, match=r"maps have the shape \(1, 6, 4\); expected \(1, 4, 6\)"):
-        truth_score(vit, images, torch.rand(1, 6, 4), torch.tensor([0]))
+        measure_faithfulness(vit, images, torch.rand(1, 6, 4), torch.tensor([0]))
     with pytest.raises(SettingError, match="the model has no head"):
-        truth_score(model(num_classes=0), images, torch.rand(1, 4, 6), torch.tensor([0]))
+        measure_faithfulness(model(num_classes=0), images, torch.rand(1, 4, 6), torch.tensor([0]))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 9])
+def test_few_pairs_are_enumerated(count):
+    values = np.random.default_rng(count).normal(0.4, 1, count)
+    least = values.sum()
+    sums = [sum(s * v for s, v in zip(signs, values, strict=True))
+            for signs in product((1, -1), repeat=count)]  # fmt: skip
+    expected = sum(total >= least - 1e-9 for total in sums) / 2**count
+    assert paired_permutation(values) == expected
+
+
+def test_many_pairs_come_close_to_the_enumeration():
+    values = np.random.default_rng(3).normal(0.3, 1, 16)
+    signs = np.array(list(product((1, -1), repeat=16)))
+    exact = (signs @ values >= values.sum() - 1e-9).mean()
+    assert 0.01 < exact < 0.5
+    assert paired_permutation(values) == pytest.approx(exact, abs=0.02)
+    assert paired_permutation(values, seed=1) == paired_permutation(values, seed=1)
+    assert paired_permutation(values, seed=1) != paired_permutation(values, seed=2)
+
+
+def test_p_is_uniform_where_there_is_nothing(monkeypatch):
+    generator = np.random.default_rng(0)
+    monkeypatch.setattr(faithfulness, "DRAWS", 199)
+    found = [paired_permutation(generator.normal(size=30), seed=i) for i in range(300)]
+    shares = [np.mean(np.array(found) <= level) for level in (0.05, 0.25, 0.5, 0.75)]
+    assert shares == pytest.approx([0.05, 0.25, 0.5, 0.75], abs=0.08)
+
+
+def test_p_is_never_0():
+    assert paired_permutation(np.ones(40)) == 1 / 10_000
+    assert paired_permutation(np.ones(10)) == 2**-10
+    assert paired_permutation(-np.ones(10)) == 1
+    assert paired_permutation([]) == 1
+    assert paired_permutation(np.zeros(5)) == 1  # no difference at all
+
+
+def test_the_interval_of_a_median_covers_it_in_95_percent():
+    stats = pytest.importorskip("scipy.stats")
+    generator = np.random.default_rng(0)
+    for count in (6, 25, 200):
+        samples = generator.exponential(size=(2000, count))  # skewed
+        found = np.array([median_interval(sample.tolist()) for sample in samples])
+        low, high = found.T
+        # the ranks are as near as those of the binomial distribution are
+        least = 1 - 2 * stats.binom.cdf(stats.binom.ppf(0.025, count, 0.5) - 1, count, 0.5)
+        covered = ((low <= np.log(2)) & (np.log(2) <= high)).mean()
+        assert covered == pytest.approx(least, abs=0.015)
+        assert least >= 0.95
+    assert median_interval([1.0] * 5) is None
+    assert median_interval([]) is None

@@ -22,7 +22,9 @@
 
 # %% tags=["hide-input"] mystnb={"code_prompt_show": "Show the imports", "code_prompt_hide": "Hide the imports"}
 import copy
+import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
 
 import hidden_digits as task
@@ -36,6 +38,9 @@ import vitkit
 from vitkit.explaining.balanced_gradients import BalancedGradients
 from vitkit.explaining.methods import METHODS
 
+sys.path.append("../../examples/research")
+checks = import_module("11_sanity_checks_of_maps")
+registers = import_module("12_test_time_registers")
 _ = torch.manual_seed(0)
 
 # %% [markdown]
@@ -263,7 +268,7 @@ for ax in figure.axes[::8]:
 # and 4 of them matter. `vitkit.explain` returns one map with everything that a reader needs to
 # know about it, and `vitkit.plot_explanations` draws several.
 
-# %% mystnb={"figure": {"caption": "The astronaut with a digit, and its maps by four methods. Grey is the input of the model, 128 x 128 pixels. A colour bar has the values of each map. Maps are drawn with their own scales, so the colour bars must be read, too. The lines below each map have the method and the truth score, which the next section explains."}}
+# %% mystnb={"figure": {"caption": "The astronaut with a digit, and its maps by four methods. Grey is the input of the model, 128 x 128 pixels. A colour bar has the values of each map. Maps are drawn with their own scales, so the colour bars must be read, too. The lines below each map have the method and its faithfulness, which the next section explains."}}
 portrait = task.grey(data.astronaut(), 0.25)
 large, _ = task.hide(
     test_digits[:100], [portrait], 128, torch.Generator().manual_seed(3)
@@ -278,13 +283,13 @@ print(
 shown_number = int(correct.nonzero()[0])
 pixels = ((large[shown_number, 0] + 1) * 127.5).byte().numpy()
 explanations = [
-    vitkit.explain(larger, pixels, method=method, truth=True)
+    vitkit.explain(larger, pixels, method=method, faithfulness=True)
     for method in ("attention", "rollout", "gradient-rollout", "libragrad")
 ]
 _ = vitkit.plot_explanations(explanations, across=3)
 
 # %% [markdown]
-# ## The truth score
+# ## Faithfulness
 #
 # In this chapter the right region is known. For your own images it is not. But a claim can still be
 # tested: if these patches decide, the probability of the class must fall when they are dropped, in
@@ -296,9 +301,7 @@ _ = vitkit.plot_explanations(explanations, across=3)
 # 0 is as good as chance, 1 is as good as asking the model patch by patch; more is possible, because
 # the order of occlusion is not the best one. *Insertion* adds the patches in the same order
 # instead. *p* is the share of the 21 orders that do at least as well;
-# the smallest possible value is 1/21 = 0.048. *SaCo* says whether the sizes of the values are
-# right, not only their order. In the library: `explaining/truth/deletion.py` and
-# `explaining/truth/magnitude.py`.
+# the smallest possible value is 1/21 = 0.048. In the library: `explaining/faithfulness.py`.
 
 
 # %% mystnb={"figure": {"caption": "Probability of the class while patches are dropped, for one image. In the order of LibraGrad it falls at once: the first patches to go are those of the digit. In random order it falls slowly. LeGrad, on this model, is closer to random. The areas under these curves make the deletion score."}}
@@ -339,7 +342,7 @@ for name, order in orders.items():
 ax.set(xlabel="patches dropped, of 36", ylabel=f"probability of {number}")
 ax.legend(fontsize=8)
 pixels = ((images[chosen, 0] + 1) * 127.5).round().byte().numpy()
-score = vitkit.explain(checkpoint, pixels, method="libragrad").truth
+score = vitkit.explain(checkpoint, pixels, method="libragrad").faithfulness
 print(f"area here {areas['libragrad']:.4f}, in the library {score.deletion_area:.4f}")
 print(score.line)
 
@@ -348,29 +351,34 @@ print(score.line)
 #
 # - **weights**: the upper half of the model gets random weights. A map that hardly changes says
 #   little about the model ([arXiv 1810.03292](https://arxiv.org/abs/1810.03292)). The number is the
-#   rank correlation of the maps before and after; below 0.5 is good.
+#   rank correlation of the maps before and after; below 0.5 is good. In
+#   `examples/research/11_sanity_checks_of_maps.py`.
 # - **two digits**: 100 images have two digits of different classes. The map of the class of one of
 #   them should have more on that digit than on the other. Chance is 50 %.
 
 # %%
 few = [((image[0] + 1) * 127.5).round().byte().numpy() for image in images[:24]]
 reports = {
-    name: vitkit.truth_report(
-        checkpoint, few, method=name, parts=("weights", "fit"), **published(name)
-    )
+    name: vitkit.faithfulness_report(checkpoint, few, method=name, **published(name))
     for name in compared
 }
 pairs, first_class, corners = task.two_digits(
     test_digits, test_labels, photographs, count=100
 )
 for name, report in reports.items():
+    maps_of_method = checks.maps_of(METHODS[name], **published(name))
+    correlation = checks.weights_matter(
+        maps_of_method, reader, images[:24], predicted[:24]
+    )
     values = maps_by(name, reader, pairs, first_class).clamp(min=0)
     right, wrong = ((values * corner).sum(1) for corner in corners)
     print(f"{name:<16} deletion {report.deletion:5.2f}  "
           f"insertion {report.insertion:5.2f}  "
-          f"p {report.p:.3f}  weights {report.weights_matter:5.2f}  "
+          f"p {report.p:.3f}  weights {correlation:5.2f}  "
           f"two digits {(right > wrong).float().mean():.0%}")  # fmt: skip
-print(reports["libragrad"].lines[-1])
+shares = checks.model_fit(reader, images[:24], predicted[:24])
+print("same prediction without 0, 25 and 50 % of the patches:",
+      ", ".join(f"{share:.0%}" for share in shares))  # fmt: skip
 
 # %% [markdown]
 # A picture alone does not show which method is right. Read the table column by column:
@@ -383,12 +391,12 @@ print(reports["libragrad"].lines[-1])
 #   ([the guide](../guides/explain.md) has figures): measure a method on your own model.
 # - **LibraGrad** passes all columns at the price of one backward pass. **Occlusion** is the question
 #   itself, at the price of a forward pass for each patch.
-# - The last line tests the test. This model never saw images with patches missing, and loses
-#   accuracy when random patches are dropped. The more it loses, the weaker is the score. Training
+# - The last line tests the test. This model never saw images with patches missing, and changes
+#   predictions when random patches are dropped. The more it changes, the weaker is the test. Training
 #   with `--spec.patch-dropout 0.25` mends that.
 #
-# On the command line, `vitkit explain RUN photos --truth` prints these numbers for any model and
-# writes them to `truth.json`; `vitkit.truth_report` returns them in Python.
+# On the command line, `vitkit explain RUN photos --faithfulness` prints deletion, insertion and p for
+# any model and writes them to `faithfulness.json`; `vitkit.faithfulness_report` returns them in Python.
 #
 # ## What a map cannot show
 #
@@ -459,8 +467,8 @@ print_wrapped(str(vitkit.find_artefacts(reader, images)))
 # and no artefacts. So an artefact is planted, in a copy of the model. One neuron of an MLP gets new
 # weights: it fires on a few patches and writes a huge vector there. That is how artefacts arise in
 # large models ([arXiv 2506.08010](https://arxiv.org/abs/2506.08010)). The cure is to find such
-# neurons and to move what they write to an extra token, a *test-time register*. In the library:
-# `explaining/model/registers.py`. A norm of 60, twice the usual one, is the limit here.
+# neurons and to move what they write to an extra token, a *test-time register*, as in
+# `examples/research/12_test_time_registers.py`. A norm of 60, twice the usual one, is the limit here.
 
 # %%
 ill = copy.deepcopy(reader)
@@ -478,9 +486,9 @@ with torch.no_grad():
     mlp.fc2.weight[:, 7] = 20 * torch.randn(
         64, generator=torch.Generator().manual_seed(1)
     )
-neurons = vitkit.find_register_neurons(ill, images, threshold=60.0)
+neurons = registers.find_register_neurons(ill, images, threshold=60.0)
 print("found:", *neurons)
-print_wrapped(str(vitkit.measure_registers(ill, images, neurons, threshold=60.0)))
+print_wrapped(registers.effect_of_registers(ill, images, neurons, threshold=60.0))
 
 # %% [markdown]
 # The neuron that was planted, block 0 neuron 7, is found among 384, and the norms leave most of the

@@ -1,1 +1,0 @@
-"""Parts of `vitkit explain` with work of their own."""

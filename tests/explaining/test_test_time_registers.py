@@ -1,0 +1,104 @@
+"""examples/research/12_test_time_registers.py: norms leave the patches, and clean images stay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from explaining.test_artefacts import BRIGHT, LAYER, NEURON, READOUTS, WIDTH, pixels, planted
+from research import script
+
+import vitkit
+from vitkit.explaining.methods.attention import attention
+
+pytestmark = pytest.mark.soak
+registers = script("12_test_time_registers")
+
+
+@pytest.mark.parametrize("readout", READOUTS)
+def test_the_norms_leave_the_patches_and_clean_images_keep_their_logits(readout):
+    vit, images = planted(**READOUTS[readout]), pixels(BRIGHT)
+    weights = {name: value.clone() for name, value in vit.state_dict().items()}
+    neurons = registers.find_register_neurons(vit, images, threshold=100.0)
+    assert [(neuron.layer, neuron.neuron) for neuron in neurons] == [(LAYER, NEURON)]
+    before = vitkit.find_artefacts(vit, images, threshold=100.0)
+    vit.eval()
+    with torch.no_grad():
+        plain = vit(images)
+        with registers.test_time_registers(vit, neurons) as with_register:
+            moved = with_register(images)
+            after = vitkit.find_artefacts(vit, images, threshold=100.0)
+            record = vitkit.Record(tokens=[-1])
+            vit.forward_features(images, record)
+    assert (before.count, after.count) == (3, 0)
+    assert after.norms.max() < 20
+    place = vit.spec.num_prefix_tokens  # the extra token, behind the model's own
+    norms = record.tokens[2][:, place].norm(dim=1)
+    assert (norms[:2] > 100).all()  # which has them now
+    torch.testing.assert_close(moved[2:], plain[2:], atol=1e-6, rtol=1e-6)
+    assert not torch.allclose(moved[:2], plain[:2], atol=1e-3)
+    assert vit.spec.num_registers == READOUTS[readout].get("num_registers", 0)
+    for name, value in vit.state_dict().items():
+        assert torch.equal(value, weights[name])
+    with torch.no_grad():
+        assert torch.equal(vit(images), plain)  # nothing stays behind
+
+
+def test_an_image_does_not_depend_on_the_others():
+    vit, images = planted().eval(), pixels(BRIGHT)
+    neurons = registers.find_register_neurons(vit, images)
+    with torch.no_grad(), registers.test_time_registers(vit, neurons):
+        together = vit(images)
+        alone = torch.cat([vit(image[None]) for image in images])
+    torch.testing.assert_close(together, alone, atol=1e-6, rtol=1e-6)
+
+
+def test_the_extra_token_acts_as_the_patches_did():
+    """The class token, computed by hand from the moved activation."""
+    vit, images = planted().eval(), pixels([(0, 0, 1)], count=1)
+    neurons = registers.find_register_neurons(vit, images)
+    with torch.no_grad():
+        with registers.test_time_registers(vit, neurons):
+            found = vit(images)
+        tokens = vit.embed(images).tokens
+        tokens = torch.cat([tokens[:, :1], torch.zeros(1, 1, WIDTH), tokens[:, 1:]], dim=1)
+        for layer, block in enumerate(vit.blocks):
+            hide = torch.zeros(26)
+            hide[1] = 0 if layer > LAYER else -torch.inf
+            q, k, v = block.attn.heads(block.norm1(tokens))
+            weights = torch.softmax(q @ k.mT / 4.0 + hide, dim=-1)
+            tokens = tokens + block.attn.mix(weights @ v)
+            hidden = torch.relu(block.mlp.fc1(block.norm2(tokens)))
+            if layer == LAYER:
+                hidden[0, 1, NEURON] = hidden[0, 2:, NEURON].max()
+                hidden[0, 2:, NEURON] = 0.0
+            tokens = tokens + block.mlp.fc2(hidden)
+        expected = vit.head(vit.norm(tokens)[:, 0])
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_maps_and_gradients_within_the_block():
+    vit, images = planted(pooling="mean_all", num_registers=1).train(), pixels(BRIGHT)
+    neurons = registers.find_register_neurons(vit, images)
+    images.requires_grad_()
+    with registers.test_time_registers(vit, neurons):
+        assert not vit.training
+        grid = attention(vit, images.detach())
+        logits = vit(images)
+    assert vit.training
+    assert grid.shape == (4, 4, 6)
+    torch.testing.assert_close(grid.sum(dim=(1, 2)), torch.ones(4))
+    (gradient,) = torch.autograd.grad(logits.sum(), images)
+    assert gradient.isfinite().all()
+
+
+def test_the_effect_in_one_line_and_faithfulness_within_the_block():
+    vit, images = planted(), pixels(BRIGHT)
+    assert registers.find_register_neurons(vit, pixels([]), threshold=100.0) == ()
+    neurons = registers.find_register_neurons(vit, images)
+    line = registers.effect_of_registers(vit, images, neurons, threshold=100.0)
+    assert line.startswith("high-norm patch tokens 3 -> 0 (largest norm ")
+    checkpoint = vitkit.Checkpoint(vit, vitkit.Preprocess(image_size=(32, 48)), tuple("abcd"))
+    image = (images[0].permute(1, 2, 0).clamp(0, 1) * 255).byte().numpy()
+    with registers.test_time_registers(vit, neurons):
+        made = vitkit.explain(checkpoint, image, method="occlusion", faithfulness=True)
+    assert made.faithfulness is not None
