@@ -48,7 +48,7 @@ from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import load
 
 sys.path.append(str(Path(__file__).parent.parent / "examples" / "research"))
-checks = import_module("11_sanity_checks_of_maps")
+checks = import_module("sanity_checks_of_maps")
 
 CHECKS = ("weights", "class", "stability", "fit", "removal")
 PLAIN = {f"{name}-plain": name for name in ("gradient-rollout", "legrad")}

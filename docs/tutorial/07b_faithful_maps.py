@@ -39,8 +39,8 @@ from vitkit.explaining.balanced_gradients import BalancedGradients
 from vitkit.explaining.methods import METHODS
 
 sys.path.append("../../examples/research")
-checks = import_module("11_sanity_checks_of_maps")
-registers = import_module("12_test_time_registers")
+checks = import_module("sanity_checks_of_maps")
+registers = import_module("test_time_registers")
 _ = torch.manual_seed(0)
 
 # %% [markdown]
@@ -352,7 +352,7 @@ print(score.line)
 # - **weights**: the upper half of the model gets random weights. A map that hardly changes says
 #   little about the model ([arXiv 1810.03292](https://arxiv.org/abs/1810.03292)). The number is the
 #   rank correlation of the maps before and after; below 0.5 is good. In
-#   `examples/research/11_sanity_checks_of_maps.py`.
+#   `examples/research/sanity_checks_of_maps.py`.
 # - **two digits**: 100 images have two digits of different classes. The map of the class of one of
 #   them should have more on that digit than on the other. Chance is 50 %.
 
@@ -468,7 +468,7 @@ print_wrapped(str(vitkit.find_artefacts(reader, images)))
 # weights: it fires on a few patches and writes a huge vector there. That is how artefacts arise in
 # large models ([arXiv 2506.08010](https://arxiv.org/abs/2506.08010)). The cure is to find such
 # neurons and to move what they write to an extra token, a *test-time register*, as in
-# `examples/research/12_test_time_registers.py`. A norm of 60, twice the usual one, is the limit here.
+# `examples/research/test_time_registers.py`. A norm of 60, twice the usual one, is the limit here.
 
 # %%
 ill = copy.deepcopy(reader)

@@ -117,7 +117,7 @@ def test_what_cannot_be_measured_is_refused_before_the_first_image(photos, capsy
         ({"method": "libragard"}, "did you mean 'libragrad'"),
         ({"method": "pca"}, "its maps are colours"),
         ({"layer": 7}, "layer 7 does not exist"),
-        ({"parts": ["weights"]}, r"parts = .*11_sanity_checks_of_maps\.py"),
+        ({"parts": ["weights"]}, r"parts = .*sanity_checks_of_maps\.py"),
         ({"truth": True}, "truth = True: is called faithfulness"),
     ],
 )
@@ -137,7 +137,7 @@ def test_python_needs_images_that_can_be_read(photos):
 @pytest.mark.parametrize(
     ("flag", "answer"),
     [("--truth", "vitkit calls it --faithfulness"),
-     ("--test-time-registers", "run examples/research/12_test_time_registers.py")],
+     ("--test-time-registers", "run examples/research/test_time_registers.py")],
 )  # fmt: skip
 def test_flags_of_before_say_where_they_went(photos, capsys, flag, answer):
     assert cli.run(["explain", "m.safetensors", "photos", flag]) == 2

@@ -1,22 +1,25 @@
-"""examples/research/11_sanity_checks_of_maps.py, against maps and models of known answers."""
+"""examples/research/sanity_checks_of_maps.py, against maps and models of known answers."""
 
 from __future__ import annotations
 
+import runpy
 import zlib
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from noise import fill_with_noise
 from own_methods import own_method
-from research import script
 
 import vitkit
 from vitkit.explaining.faithfulness import image_keys, random_orders, step_sizes
 from vitkit.explaining.token_subset import TokenSubsets
 
+SCRIPT = Path(__file__).parents[2] / "examples/research/sanity_checks_of_maps.py"
 pytestmark = pytest.mark.soak
-checks = script("11_sanity_checks_of_maps")
+checks = SimpleNamespace(**runpy.run_path(str(SCRIPT)))
 CLASSES = torch.tensor([0, 1, 2, 3, 4] * 20)
 
 

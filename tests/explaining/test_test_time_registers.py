@@ -1,17 +1,21 @@
-"""examples/research/12_test_time_registers.py: norms leave the patches, and clean images stay."""
+"""examples/research/test_time_registers.py: norms leave the patches, and clean images stay."""
 
 from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from explaining.test_artefacts import BRIGHT, LAYER, NEURON, READOUTS, WIDTH, pixels, planted
-from research import script
 
 import vitkit
 from vitkit.explaining.methods.attention import attention
 
+SCRIPT = Path(__file__).parents[2] / "examples/research/test_time_registers.py"
 pytestmark = pytest.mark.soak
-registers = script("12_test_time_registers")
+registers = SimpleNamespace(**runpy.run_path(str(SCRIPT)))
 
 
 @pytest.mark.parametrize("readout", READOUTS)

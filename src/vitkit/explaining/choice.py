@@ -9,7 +9,7 @@ from vitkit.explaining.method import Method, whole_number
 from vitkit.explaining.methods import DEFAULTS, METHODS
 from vitkit.messages import did_you_mean
 
-_SCRIPT = "examples/research/11_sanity_checks_of_maps.py has the other tests of maps"
+_SCRIPT = "examples/research/sanity_checks_of_maps.py has the other tests of maps"
 MOVED = {"truth": "is called faithfulness", "parts": _SCRIPT, "mosaics": _SCRIPT, "labels": _SCRIPT}
 """Keyword that was one of `explain` or of a report -> where it went."""
 

@@ -295,7 +295,16 @@ def measure_faithfulness(
     both = torch.stack([orders.flip(1), orders], dim=1)
     with eval_mode(model), torch.inference_mode():
         areas = insertion_areas(TokenSubsets(model, images), classes, both)
-    deletion, insertion = areas[:, 0], areas[:, 1]
+    return _compare(areas[:, 0], areas[:, 1], reference, orders.shape[1])
+
+
+def _compare(
+    deletion: Float64[np.ndarray, " B"],
+    insertion: Float64[np.ndarray, " B"],
+    reference: References,
+    patches: int,
+) -> list[Faithfulness]:
+    """Compare the areas of B maps with those of random orders and of occlusion."""
     scores = (
         normalise(deletion, reference, deletion=True),
         normalise(insertion, reference, deletion=False),
@@ -304,7 +313,7 @@ def measure_faithfulness(
     # each order beside its reverse, whose insertion area is its deletion area
     gains = random - random.reshape(len(random), -1, 2)[..., ::-1].reshape(len(random), -1)
     found = []
-    for row in range(len(images)):
+    for row in range(len(deletion)):
         gain = float(insertion[row] - deletion[row])
         normalised = [None if np.isnan(score[row]) else float(score[row]) for score in scores]
         found.append(
@@ -314,7 +323,7 @@ def measure_faithfulness(
                 deletion_area=float(deletion[row]),
                 insertion_area=float(insertion[row]),
                 random_area=float(random[row].mean()),
-                verdict=verdict_of_map(gain, gains[row], orders.shape[1]),
+                verdict=verdict_of_map(gain, gains[row], patches),
             )
         )
     return found

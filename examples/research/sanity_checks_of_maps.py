@@ -1,6 +1,6 @@
 """Sanity checks of heat maps, beside what `vitkit explain --faithfulness` measures.
 
-    python 11_sanity_checks_of_maps.py [CHECKPOINT IMAGES [METHOD]]
+    python examples/research/sanity_checks_of_maps.py [CHECKPOINT IMAGES [METHOD]]
 
 Does a map change with the weights of the model, does it know the class, is it stable, do larger
 values have more effect, can the model do without patches, and is deletion the same where patches

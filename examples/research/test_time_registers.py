@@ -1,6 +1,6 @@
 """Test-time registers (arXiv 2506.08010): high norms moved from patches to an extra token.
 
-    python 12_test_time_registers.py [CHECKPOINT IMAGES]
+    python examples/research/test_time_registers.py [CHECKPOINT IMAGES]
 
 Large models without registers write very high norms into a few background patches, and their maps
 have spots there. A few neurons of the MLPs make these norms. They are found, and their activations
@@ -201,19 +201,21 @@ def planted_model() -> tuple[vitkit.ViT, Tensor]:
         mlp.fc1.weight[5] = direction
         mlp.fc1.bias[5] = -0.7 * inputs[0][0, 2] @ direction
         mlp.fc2.weight[:, 5] = 3.0
+        model.head.weight.normal_()
     return model, images
 
 
 def main(checkpoint: str = "", images: str = "") -> None:
     """Find the neurons, and print what moving them changes."""
     model, inputs = planted_model()
+    threshold = None if checkpoint else 100.0
     if checkpoint:
         loaded = vitkit.load(checkpoint)
         found = [loaded.preprocess(image.read()) for image in vitkit.find_images(images)]
         model, inputs = loaded.model.eval(), torch.stack(found)
-    neurons = find_register_neurons(model, inputs)
+    neurons = find_register_neurons(model, inputs, threshold=threshold)
     print("neurons:", ", ".join(map(str, neurons)) or "none, as no patch has a high norm")
-    print(effect_of_registers(model, inputs, neurons))
+    print(effect_of_registers(model, inputs, neurons, threshold))
     with torch.inference_mode():
         plain = model(inputs)
         with test_time_registers(model, neurons):
