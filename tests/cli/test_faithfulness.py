@@ -137,8 +137,10 @@ def test_python_needs_images_that_can_be_read(photos):
 @pytest.mark.parametrize(
     ("flag", "answer"),
     [("--truth", "vitkit calls it --faithfulness"),
-     ("--test-time-registers", "run examples/research/test_time_registers.py")],
+     ("--test-time-registers", "they are in examples/research/test_time_registers.py now")],
 )  # fmt: skip
 def test_flags_of_before_say_where_they_went(photos, capsys, flag, answer):
     assert cli.run(["explain", "m.safetensors", "photos", flag]) == 2
     assert capsys.readouterr().err == f"vitkit: there is no flag {flag}; {answer}\n"
+    with pytest.raises(AttributeError, match=r"vitkit\.faithfulness_report now"):
+        vitkit.truth_report  # noqa: B018

@@ -218,3 +218,8 @@ def test_ranks_and_tau_with_ties_are_scipy_s():
     missing = checks.kendall_tau(np.array([1, np.nan, 3, 4]), np.array([1, 2, np.nan, 4]))
     assert missing == 1
     assert np.isnan(checks.kendall_tau(np.array([1.0]), np.array([1.0])))
+
+
+def test_the_script_prints_what_is_known_of_its_own_model(capsys):
+    checks.main()
+    assert "'pointing': 1.0, 'positive': 1.0, 'model': 1.0}" in capsys.readouterr().out

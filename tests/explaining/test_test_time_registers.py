@@ -106,3 +106,8 @@ def test_the_effect_in_one_line_and_faithfulness_within_the_block():
     with registers.test_time_registers(vit, neurons):
         made = vitkit.explain(checkpoint, image, method="occlusion", faithfulness=True)
     assert made.faithfulness is not None
+
+
+def test_the_script_prints_what_is_known_of_its_own_model(capsys):
+    registers.main()
+    assert "neurons: block 1 neuron 5\n" in capsys.readouterr().out

@@ -220,7 +220,7 @@ OTHERS = {
     "scheduler": "sched",
     "stochastic_depth": "drop_path",
     "strategy": "parallel",
-    "test_time_registers": "run examples/research/test_time_registers.py.",
+    "test_time_registers": "they are in examples/research/test_time_registers.py now.",
     "train_batch_size": "batch_size",
     "truth": "faithfulness",
     "validation_split": "val_fraction",
