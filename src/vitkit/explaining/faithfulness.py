@@ -305,20 +305,18 @@ def _compare(
     patches: int,
 ) -> list[Faithfulness]:
     """Compare the areas of B maps with those of random orders and of occlusion."""
-    scores = (
-        normalise(deletion, reference, deletion=True),
-        normalise(insertion, reference, deletion=False),
-    )
+    deletion_scores = normalise(deletion, reference, deletion=True)
+    insertion_scores = normalise(insertion, reference, deletion=False)
     random = reference[:, :RANDOM_ORDERS]
     # each order beside its reverse, whose insertion area is its deletion area
     gains = random - random.reshape(len(random), -1, 2)[..., ::-1].reshape(len(random), -1)
     found = []
     for row in range(len(deletion)):
         gain = float(insertion[row] - deletion[row])
-        normalised = [None if np.isnan(score[row]) else float(score[row]) for score in scores]
         found.append(
             Faithfulness(
-                *normalised,
+                _or_none(deletion_scores[row]),
+                _or_none(insertion_scores[row]),
                 p=_chance_p(gain, gains[row]),
                 deletion_area=float(deletion[row]),
                 insertion_area=float(insertion[row]),
@@ -327,6 +325,10 @@ def _compare(
             )
         )
     return found
+
+
+def _or_none(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
 
 
 def normalise(
