@@ -88,7 +88,7 @@ def test_all_methods_make_a_folder_of_each_image_that_opens_and_one_page(
     assert "&lt;script&gt;alert(1)&lt;/script&gt;: " in text
     assert "prefers-color-scheme: dark" in text
     assert "broken" not in text
-    for score in ("deletion", "insertion", "p", "SaCo"):
+    for score in ("deletion", "insertion", "p"):
         assert f"<dt>{score}</dt>" in text
     names = {path.stem for path in Path("explanations/cat").iterdir()}
     assert names == drawn | {"image", "all"}
