@@ -25,7 +25,7 @@ from vitkit.explaining.faithfulness import (
     insertion_areas,
     map_orders,
     measure_faithfulness,
-    normalise,
+    normalised_areas,
     reference_areas,
 )
 from vitkit.explaining.method import Method
@@ -301,7 +301,7 @@ def covered_deletion(
     orders = map_orders(grids[:COVERED], image_keys(images), 0).flip(1).unsqueeze(1)
     for cover, reference in references.items():
         areas = insertion_areas(CoveredPatches(model, images, cover), classes, orders)[:, 0]
-        found[cover] = normalise(areas, reference, deletion=True)
+        found[cover] = normalised_areas(areas, reference, deletion=True)
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +26,6 @@ from vitkit.data.images.file_types import IMAGE_ENDINGS
 from vitkit.errors import ImageError, SettingError, UserError
 from vitkit.explaining.choice import choose_method, method_options
 from vitkit.explaining.methods import METHODS
-from vitkit.io.atomic import write_bytes
 from vitkit.io.results import check_outputs, json_result
 from vitkit.messages import escape, flag_name, percent, plural
 
@@ -377,9 +375,9 @@ class _Explained:
 
     def _write_report(self, path: Path, options: Mapping[str, object]) -> None:
         """Print the faithfulness of each method over the images, and write it as JSON."""
-        from vitkit.explaining.faithfulness import FaithfulnessReport
+        from vitkit.explaining.faithfulness import FaithfulnessReport, write_reports
 
-        reports = {}
+        reports = []
         for name, found in self.measured.items():
             if METHODS[name].colours or name in self.files.refused:
                 continue
@@ -389,15 +387,10 @@ class _Explained:
                 continue
             own = {key: value for key, value in options.items() if key in METHODS[name].options}
             report = FaithfulnessReport(name, own, scores)
-            reports[name] = report.as_json()
+            reports.append(report)
             _print(f"{name}: {report.lines[0]}")
             _print(f"  {report.lines[1]}")
-        document = {
-            "checkpoint": str(self.checkpoint.path),
-            "images": self.names,
-            "methods": reports,
-        }
-        write_bytes(path, (json.dumps(document, indent=1) + "\n").encode())
+        write_reports(path, self.checkpoint.path, self.names, reports)
 
 
 def _print_line(image: FoundImage, explanation: Explanation, path: Path) -> None:

@@ -8,11 +8,13 @@ Debugging", arXiv 2204.08945).
 
 from __future__ import annotations
 
+import json
 import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -24,6 +26,7 @@ from vitkit.errors import SettingError, ShapeError
 from vitkit.evaluation.mcnemar import SIGNIFICANCE_LEVEL
 from vitkit.explaining.method import Method
 from vitkit.explaining.token_subset import TokenSubsets, drop_in_order
+from vitkit.io.atomic import write_bytes
 from vitkit.models.layers import eval_mode
 from vitkit.models.vit import ViT
 from vitkit.randomness import hash64, permutation
@@ -155,7 +158,7 @@ class FaithfulnessReport:
 
     @cached_property
     def p(self) -> float:
-        """Of a paired permutation test that insertion is not above deletion, in (0, 1]."""
+        """The p-value of a paired permutation test that insertion is not above deletion."""
         return paired_permutation([score.gain for score in self.scores])
 
     @property
@@ -200,14 +203,20 @@ class FaithfulnessReport:
         return [score.insertion for score in self.scores if score.insertion is not None]
 
 
+def write_reports(
+    path: Path, checkpoint: Path, images: Sequence[str], reports: Sequence[FaithfulnessReport]
+) -> None:
+    """Write the reports of several methods on the same images as JSON."""
+    methods = {report.method: report.as_json() for report in reports}
+    document = {"checkpoint": str(checkpoint), "images": [*images], "methods": methods}
+    write_bytes(path, (json.dumps(document, indent=1) + "\n").encode())
+
+
 def _line(deletion: float | None, insertion: float | None, verdict: Verdict, p: float) -> str:
     shown = [
         "not measurable" if value is None else f"{value:.2f}" for value in (deletion, insertion)
     ]
     return f"deletion {shown[0]}, insertion {shown[1]} ({verdict}, p = {p:.2g})"
-
-
-# Measurement
 
 
 def require_head(model: ViT) -> None:
@@ -305,8 +314,8 @@ def _compare(
     patches: int,
 ) -> list[Faithfulness]:
     """Compare the areas of B maps with those of random orders and of occlusion."""
-    deletion_scores = normalise(deletion, reference, deletion=True)
-    insertion_scores = normalise(insertion, reference, deletion=False)
+    deletion_scores = normalised_areas(deletion, reference, deletion=True)
+    insertion_scores = normalised_areas(insertion, reference, deletion=False)
     random = reference[:, :RANDOM_ORDERS]
     # each order beside its reverse, whose insertion area is its deletion area
     gains = random - random.reshape(len(random), -1, 2)[..., ::-1].reshape(len(random), -1)
@@ -331,7 +340,7 @@ def _or_none(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-def normalise(
+def normalised_areas(
     areas: Float64[np.ndarray, " B"], reference: References, *, deletion: bool
 ) -> Float64[np.ndarray, " B"]:
     """Return (random - area) / (random - greedy): 0 for chance, 1 for token occlusion.
@@ -353,9 +362,6 @@ def normalise(
     score = np.full(len(areas), np.nan)
     np.divide(mean - areas, mean - greedy, out=score, where=measurable)
     return score
-
-
-# Orders and areas
 
 
 def _log_probability(
@@ -384,9 +390,6 @@ def reference_areas(
         classes: the class of each image, (B,).
         keys: of the images, as `image_keys` gives them.
         seed: of the random orders, which depend on it and on the image alone.
-
-    Returns:
-        Insertion areas (B, 22), see `References`.
     """
     random = random_orders(keys, subsets.count, seed)
     greedy = _occlusion_order(subsets, classes).unsqueeze(1)  # B 1 N
@@ -484,9 +487,6 @@ def image_keys(images: Images) -> Int64[np.ndarray, " B"]:
     return np.array([zlib.crc32(image.tobytes()) for image in numbers], np.int64)
 
 
-# Verdicts and statistics
-
-
 def verdict_of_map(value: float, random: Float[np.ndarray, " n"], patches: int) -> Verdict:
     """Return whether the order of a map is better than random orders, if that can be seen at all.
 
@@ -537,7 +537,7 @@ def _chance_p(value: float, random: Float[np.ndarray, " n"]) -> float:
 def paired_permutation(
     differences: Float[np.ndarray, " n"] | Sequence[float], *, seed: int = 0
 ) -> float:
-    """Return the one-sided p-value of the hypothesis that the mean difference is not above 0.
+    """Return the one-sided p-value, in (0, 1], of a mean difference that is not above 0.
 
     Fisher's randomisation test: p is the share of assignments of signs to the differences whose
     mean is at least that of the data, of all of them for up to 14 pairs, else of 9,999 random ones
@@ -546,9 +546,6 @@ def paired_permutation(
     Args:
         differences: first minus second of each pair, (n,).
         seed: of the random assignments.
-
-    Returns:
-        p, in (0, 1]; 1 for no pairs.
     """
     values = np.asarray(differences, np.float64)
     if len(values) == 0:
