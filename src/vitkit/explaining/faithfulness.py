@@ -204,7 +204,10 @@ class FaithfulnessReport:
 
 
 def write_reports(
-    path: Path, checkpoint: Path, images: Sequence[str], reports: Sequence[FaithfulnessReport]
+    path: Path,
+    checkpoint: Path | None,
+    images: Sequence[str],
+    reports: Sequence[FaithfulnessReport],
 ) -> None:
     """Write the reports of several methods on the same images as JSON."""
     methods = {report.method: report.as_json() for report in reports}
