@@ -286,8 +286,11 @@ class EveryMethod(ExplanationFiles):
         width, height = (round(CSS_DPI * side) for side in inches)
         size = {"width": width, "height": height}
         return {
-            "address": self._address(path), "description": description, "caption": caption, **size
-        }  # fmt: skip
+            "address": self._address(path),
+            "description": description,
+            "caption": caption,
+            **size,
+        }
 
     def _address(self, path: Path) -> str:
         # bytes, as a name need not be UTF-8
