@@ -31,7 +31,7 @@ def train_and_report(config: TrainConfig) -> tuple[TrainResult, Path | None]:
     """
     # imported here: a search is rare, and imports much more
     if config.auto:
-        from vitkit.training.auto.auto import run_search
+        from vitkit.training.auto import run_search
 
         result = run_search(config)
     else:

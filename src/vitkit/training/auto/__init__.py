@@ -1,1 +1,0 @@
-"""`vitkit train DATA --auto`: candidates from cheap to expensive, compared on validation."""
