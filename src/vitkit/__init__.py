@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from vitkit.spec import ViTSpec as ViTSpec
     from vitkit.train_settings import TrainSettings as TrainSettings
     from vitkit.training.config.train_config import TrainConfig as TrainConfig
-    from vitkit.training.distillation.wrapper import DistillWrapper as DistillWrapper
+    from vitkit.training.distillation import DistillWrapper as DistillWrapper
     from vitkit.training.monitoring.learning_curves import LearningCurves as LearningCurves
     from vitkit.training.optimization.activation_checkpointing import (
         checkpoint_gradients as checkpoint_gradients,
@@ -178,7 +178,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "vitkit.train_settings": ("TrainSettings",),
     "vitkit.training.config.train_config": ("TrainConfig",),
-    "vitkit.training.distillation.wrapper": ("DistillWrapper",),
+    "vitkit.training.distillation": ("DistillWrapper",),
     "vitkit.training.monitoring.learning_curves": ("LearningCurves",),
     "vitkit.training.optimization.activation_checkpointing": ("checkpoint_gradients",),
     "vitkit.training.optimization.freezing": ("freeze",),

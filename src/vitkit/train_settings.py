@@ -226,9 +226,6 @@ class TrainSettings(TypedDict, total=False):
     """Weight of the distillation loss, 0 to 1; the label loss has the rest."""
     distill_temperature: float
     """Temperature that divides the logits of teacher and student in soft distillation, above 0."""
-    distill_views: int
-    """Augmented versions of each image in the whole run, so that the teacher sees each once and its
-    logits are stored; 0 draws new ones in every epoch and runs the teacher in every step."""
     test: bool
     """Evaluate the best weights on the test split, once, at the end."""
     patience: int | None

@@ -55,7 +55,6 @@ def test_the_grid_shows_what_is_fed(tmp_path: Path):
         ),
         ({"cutmix": 1.0, "batch_size": 1}, "micro-batch, and there is 1; raise --batch-size"),
         ({"repeated_aug": 8, "batch_size": 8}, "--repeated-aug 8 fills a whole batch of 8"),
-        ({"repeated_aug": 2, "distill_views": 2, "teacher": "x"}, "pass only one of them"),
     ],
 )
 def test_nonsense_is_refused_before_the_start(settings, message):

@@ -1,4 +1,4 @@
-"""Distillation: the equations of the papers, the parameters of the wrapper, a run's cache."""
+"""Distillation: the equations of the papers, the parameters of the wrapper, runs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from training.faulty import on
 from training.tiny_runs import end_of, run
 
 import vitkit
+from vitkit.cli import run as command
 from vitkit.errors import CheckpointError, Interrupted, SettingError
-from vitkit.training.distillation import teacher_logits
-from vitkit.training.distillation.teacher import Teacher, renormalise
-from vitkit.training.distillation.teacher_source import as_teacher
+from vitkit.training.distillation import Teacher, as_teacher, renormalise
 from vitkit.training.result import TrainResult
 from vitkit.training.trainer import Callback
 
@@ -317,69 +316,28 @@ def taught(
 def test_a_run_learns_from_the_teacher_and_leaves_the_student_alone(teacher, tmp_path):
     spec = {"class_token": True, "pooling": "cls", "distillation_token": True, "depth": 1,
             "width": 32}  # fmt: skip
-    made = taught(tmp_path / "run", teacher, spec=spec, distill_alpha=1.0, distill_views=1)
+    made = taught(tmp_path / "run", teacher, spec=spec, distill_alpha=1.0)
     student = vitkit.load(made.last).model
     assert student.head_dist.weight.abs().max() > 0.01
     assert student.head.weight.abs().max() < 1e-6, "its share of the loss is nothing"
     assert set(student.state_dict()) == set(vitkit.ViT(student.spec).state_dict())
 
 
-class Recording(Callback):
-    """A callback that keeps the inputs of the model."""
-
-    fed: list
-
-    def before_step(self, trainer, batch):
-        soft = trainer.training_step.transform(batch, 0, 0).soft
-        type(self).fed = [*getattr(type(self), "fed", []), (batch, soft)]
-
-
-def test_what_is_kept_is_what_the_teacher_says_of_that_view(teacher, tmp_path, monkeypatch):
-    """Check every image, and that epochs with the same draws have the same targets."""
-    monkeypatch.setattr(
-        teacher_logits, "BLOCK", 1294
-    )  # all at once: the last bits depend on the block
-
-    class Kept(Recording):
-        pass
-
-    class Asked(Recording):
-        pass
-
-    plain = {"grad_accum_steps": 1, "epochs": 2, "distill_temperature": 2.0}
-    taught(tmp_path / "kept", teacher, Kept, distill_views=1, shift=2, **plain)
-    taught(tmp_path / "asked", teacher, Asked, shift=2, **plain)
-    (first, kept), (same, asked) = Kept.fed[0], Asked.fed[0]
-    assert torch.equal(first.pixels, same.pixels), "the first epoch is the first view"
-    torch.testing.assert_close(kept, asked)
-    stored = vitkit.load(teacher)
-    images = renormalise(first.images(PLAIN, torch.device("cpu")), PLAIN, GREY)
-    torch.testing.assert_close(kept, (stored.model(images) / 2.0).softmax(1))
-    seen = {int(i): p for b, _ in Kept.fed[:10] for i, p in zip(b.indices, b.pixels, strict=True)}
-    again = [
-        (int(i), p) for b, _ in Kept.fed[10:] for i, p in zip(b.indices, b.pixels, strict=True)
-    ]
-    assert all(torch.equal(seen[i], p) for i, p in again if i in seen)
-    assert not torch.equal(Asked.fed[10][0].pixels, Kept.fed[10][0].pixels)
-
-
-def test_mixed_images_have_mixed_teachings(teacher, tmp_path):
-    """The weights of the mixture are those of the labels, read from the targets."""
+@pytest.mark.parametrize("mixup", [0.0, 1.0])
+def test_the_teacher_sees_the_images_of_the_student(teacher, tmp_path, mixup):
+    """Mixed images, too, as in DeiT: its targets are those of the mixed image."""
 
     def check(trainer, batch):
-        transform, batch = trainer.training_step.transform, batch.first(32)
-        fed = transform(batch, 0, 0)
-        alone = torch.cat([transform(batch.first(1), 0, 0).soft for batch in batch.parts(32)])
-        own = torch.nn.functional.one_hot(batch.labels, 10).float()
-        differs = batch.labels != batch.labels.flip(0)
-        weight = fed.targets[differs][own[differs].bool()]
-        assert 0 < weight.min() < 1
-        assert torch.equal(weight, weight[:1].expand_as(weight))
-        torch.testing.assert_close(fed.soft, weight[0] * alone + (1 - weight[0]) * alone.flip(0))
+        fed = trainer.training_step.transform(batch, 0, 0)
+        plain = batch.images(PLAIN, torch.device("cpu"))
+        assert torch.allclose(fed.images, plain) == (mixup == 0.0)
+        logits = vitkit.load(teacher).model(renormalise(fed.images, PLAIN, GREY))
+        torch.testing.assert_close(fed.soft, (logits / 2.0).softmax(1))
+        assert not fed.soft.requires_grad
 
-    taught(tmp_path / "run", teacher, on(before_step=check), mixup=1.0, distill_views=1,
-           max_steps=1, epochs=1,
-           warmup_epochs=0.0, grad_accum_steps=1)  # fmt: skip
+    taught(tmp_path / "run", teacher, on(before_step=check), mixup=mixup, shift=2,
+           distill_temperature=2.0, max_steps=1, epochs=1, warmup_epochs=0.0,
+           grad_accum_steps=1)  # fmt: skip
 
 
 def stopping(step: int) -> Callable[[], Callback]:
@@ -389,37 +347,48 @@ def stopping(step: int) -> Callable[[], Callback]:
     return on(before_step=before_step)
 
 
-@pytest.mark.parametrize(("views", "lost"), [(0, False), (2, False), (2, True)])
-def test_a_run_that_goes_on_ends_with_the_same_bits(teacher, tmp_path, views, lost):
-    """Test with the cached logits, and with the logits computed again after the files were lost."""
+def test_a_resumed_run_ends_with_the_same_bits(teacher, tmp_path):
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
-    taught(straight, teacher, distill_views=views)
+    taught(straight, teacher)
     with pytest.raises(Interrupted):
-        taught(stopped, teacher, stopping(7), distill_views=views)
-    files = sorted((stopped / "teacher").glob("*"))
-    assert len(files) == views
-    if lost:
-        shutil.rmtree(stopped / "teacher")
-    taught(stopped, teacher, distill_views=views, resume=str(stopped))
+        taught(stopped, teacher, stopping(7))
+    taught(stopped, teacher, resume=str(stopped))
     assert end_of(stopped) == end_of(straight)
+
+
+@pytest.mark.parametrize("views", [0, 2])
+def test_a_stopped_run_of_an_earlier_version_resumes_without_views(
+    teacher, tmp_path, views, capsys
+):
+    """`distill_views: 0` was the default, with which the teacher ran in every step."""
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    with pytest.raises(Interrupted):
+        taught(stopped, teacher, stopping(7))
+    config = stopped / "config.yaml"
+    config.write_text(config.read_text() + f"distill_views: {views}\n")
+    code = command(["train", "--resume", str(stopped), "--quiet"])
+    if views == 0:
+        taught(straight, teacher)
+        assert (code, end_of(stopped)) == (0, end_of(straight))
+        return
+    (line,) = capsys.readouterr().err.splitlines()
+    assert code == 2
+    assert "there is no setting 'distill_views'; leave it out: the teacher runs in every" in line
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_processes_learn_what_one_does(teacher, tmp_path, parallel):
-    """The processes share the evaluation of the teacher, and both have all logits."""
     spec = worlds.PLAIN["spec"] | {"distillation_token": True}
-    settings = {"teacher": str(teacher), "distill_views": 1, "max_steps": 3, "spec": spec}
+    settings = {"teacher": str(teacher), "max_steps": 3, "spec": spec}
     alone = worlds.run(1, tmp_path / "alone", **settings)
     found = worlds.run(2, tmp_path / "both", parallel=parallel, **settings)
     assert [one["error"] for one in found] == [None, None]
-    one, both = (path.read_bytes() for path in sorted(tmp_path.glob("*/teacher/*")))
-    assert one == both
     expected = worlds.numbers(alone)
     for step, numbers in worlds.numbers(found).items():
         assert numbers == pytest.approx(expected[step], rel=1e-5)
 
 
-def test_only_the_teacher_it_began_with_goes_on(teacher, tmp_path):
+def test_a_run_resumes_only_with_its_own_teacher(teacher, tmp_path):
     output = tmp_path / "run"
     with pytest.raises(Interrupted):
         taught(output, teacher, stopping(3))
@@ -490,8 +459,8 @@ def test_wrong_teachers_are_refused_in_one_line(teacher, tmp_path):
     ):
         with pytest.raises((SettingError, CheckpointError), match=message):
             taught(tmp_path / "run", source)
-    with pytest.raises(SettingError, match="--distill-views 2 has no effect without --teacher"):
-        run(tmp_path / "run", distill_views=2)
+    with pytest.raises(SettingError, match="--distill hard has no effect without --teacher"):
+        run(tmp_path / "run", distill="hard")
     with pytest.raises(SettingError, match=r"distill-temperature 9 has no effect .* leave one"):
         taught(tmp_path / "run", teacher, distill="hard", distill_temperature=9.0)
     assert not (tmp_path / "run").exists()
@@ -500,23 +469,6 @@ def test_wrong_teachers_are_refused_in_one_line(teacher, tmp_path):
 def test_a_teacher_without_class_names_is_taken_with_a_line(tmp_path):
     made = taught(tmp_path / "run", f"{__name__}:ten_digits", max_steps=1)
     assert "the teacher has no class names; its 10 logits" in (made.run / "train.log").read_text()
-
-
-def test_other_files_beside_the_cached_logits_are_left_alone(teacher, tmp_path):
-    """Only views of other settings go: notebooks and people leave files of their own there."""
-    output = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        taught(output, teacher, stopping(3), distill_views=1)
-    folder = output / "teacher"
-    (view,) = folder.iterdir()
-    (folder / ".ipynb_checkpoints").mkdir()
-    (folder / "view-of-mine.npy").write_text("mine")
-    old = view.rename(folder / f"view-0-{'0' * 16}.npy")
-    taught(output, teacher, distill_views=1, resume=str(output), max_steps=5)
-    assert not old.exists()
-    assert {path.name for path in folder.iterdir()} == {
-        view.name, ".ipynb_checkpoints", "view-of-mine.npy"
-    }  # fmt: skip
 
 
 class Unfinished(nn.Module):

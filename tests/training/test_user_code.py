@@ -312,7 +312,7 @@ def test_evaluate_has_the_users_metrics(tmp_path):
 
 
 def test_a_teacher_may_be_a_module(tmp_path):
-    from vitkit.training.distillation.teacher import Teacher
+    from vitkit.training.distillation import Teacher
 
     teacher = Teacher(
         torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 64, 10)),

@@ -17,7 +17,7 @@ from weights.round_trips import noisy, written
 import vitkit
 from vitkit import cli
 from vitkit.errors import DataError
-from vitkit.training.distillation.teacher_source import as_teacher
+from vitkit.training.distillation import as_teacher
 from vitkit.weights.catalogue import catalogue
 from vitkit.weights.formats.registry import FORMATS
 from vitkit.weights.imagenet_classes import ASSUMED, imagenet

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import optim
@@ -63,8 +63,6 @@ class Run:
         training_step: the arithmetic of a step.
         ema: the average of the weights, where there is one.
         held_out: validation logits that the temperature is fitted on; `None` without validation.
-        prepare: called with a range of steps before their batches are loaded, to compute what they
-            need, such as the logits of a teacher.
         epoch_result: result of the epoch that was validated last, until it is saved.
         further: callbacks that are not the run's own; evaluation calls these.
     """
@@ -80,7 +78,6 @@ class Run:
     registry: Registry
     training_step: TrainingStep
     ema: EMA[ViT] | None = None
-    prepare: Callable[[range], None] | None = None
     epoch_result: EpochResult | None = None
     further: Sequence[Callback] = ()
     held_out: HeldOutLogits | None = field(init=False)

@@ -115,11 +115,6 @@ class RunFolder:
         return self.root / "weights" / "last.safetensors"
 
     @property
-    def teacher(self) -> Path:
-        """Cached logits of a teacher; computed again if they are missing."""
-        return self.root / "teacher"
-
-    @property
     def state(self) -> Path:
         """States that `--resume` continues from."""
         return self.root / "state"
@@ -152,7 +147,7 @@ class RunFolder:
 LR_FINDER = "lr_finder.png"
 """The figure of the search for a learning rate, `--find-lr`; beside it is one that ends in .svg."""
 FILES = {LOCK, OWNER, "wandb", LR_FINDER, "lr_finder.svg", "confusion_matrix.svg", "curves.svg"}
-EARLIER_FILES = {"images.npz"}
+EARLIER_FILES = {"images.npz", "teacher"}
 """Files that earlier versions left, which nothing reads any more."""
 RUN_ENTRIES = (
     EARLIER_FILES

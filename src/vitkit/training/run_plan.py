@@ -17,7 +17,7 @@ from vitkit.spec import Preprocess, ViTSpec
 from vitkit.training.config.field_types import Settings
 from vitkit.training.config.passed_objects import resume_command
 from vitkit.training.config.run_config import RunConfig
-from vitkit.training.distillation.teacher import Teacher
+from vitkit.training.distillation import Teacher
 from vitkit.training.optimization.precision import Precision
 from vitkit.training.optimization.schedule import learning_rate
 

@@ -204,8 +204,6 @@ def _make_steps(
 
 def _batches(run: Run, report: ReportProgress, steps: range) -> Iterable[Batch]:
     """Return the batches of the remaining steps; the time before the first is not training time."""
-    if run.prepare is not None:
-        run.prepare(steps)
     plan = run.plan
     arriving = batches(plan.steps, steps, workers=plan.workers, stopped=run.stops_alone)
     run.restart_clock()

@@ -46,7 +46,7 @@ FACTS = [
         find_batch_size find_lr layer_decay model_ema model_ema_decay aa color_jitter reprob
         scaled_jpeg
         repeated_aug mixup cutmix mixup_prob mixup_switch_prob mixup_off_epoch teacher distill
-        distill_alpha distill_temperature distill_views patience compile grad_checkpointing
+        distill_alpha distill_temperature patience compile grad_checkpointing
         save_augmented_grid""",
     ),
     (
@@ -61,7 +61,7 @@ FACTS = [
     ({"only_with": ("model_ema",)}, "model_ema_decay"),
     (
         {"only_with": ("teacher",)},
-        "distill distill_alpha distill_temperature distill_views",
+        "distill distill_alpha distill_temperature",
     ),
     ({"optimizers": ("sgd",)}, "momentum"),
     ({"optimizers": ("adamw", "adam", "muon")}, "beta1 beta2"),

@@ -23,8 +23,7 @@ class Batch:
         pixels: (B, H, W, C) uint8 [0, 255].
         labels: class numbers (B,).
         indices: the images' indices in the split (B,).
-        epoch: the epoch whose random numbers changed the images, counted from 0, or its number in
-            the cycle where these numbers repeat; -1 in evaluation.
+        epoch: the epoch whose random numbers changed the images, counted from 0; -1 in evaluation.
         views: the number of each image's repetition in that epoch (B,), counted from 0.
     """
 

@@ -68,8 +68,6 @@ class TrainingSteps(BatchSource):
 
     Attributes:
         augmentation: augmentation of the pixels, an `Augmentation`.
-        cycle: with V > 0, every image has V variants and no more: epoch e has the random numbers
-            of epoch e mod V. The order is still the order of epoch e.
         sizes: side of the images of each epoch, in pixels; the last one is that of later epochs,
             too. Without any, all are of the size of `preprocess`.
         transform: changes the decoded pixels of an image, (pixels, epoch and view, index, name) ->
@@ -93,7 +91,6 @@ class TrainingSteps(BatchSource):
         seed: int,
         rank: int = 0,
         world_size: int = 1,
-        cycle: int = 0,
         balance: bool = False,
         sizes: Sequence[int] = (),
         repeats: int = 1,
@@ -112,7 +109,6 @@ class TrainingSteps(BatchSource):
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
-        self.cycle = cycle
         self.sizes = tuple(sizes)
         self.repeats = repeats
         self.fill = fill
@@ -147,13 +143,11 @@ class TrainingSteps(BatchSource):
         positions = self._positions(step)
         mine = slice(self.rank, None, self.world_size)
         views = positions % self.repeats
-        # With V cached views, an image has V variants only, so repetitions make no new ones.
-        if not self.cycle:
-            rounds, rows = np.divmod(positions // self.repeats, len(self.split))
-            earlier = self._order.repeat_index(epoch)
-            views += self.repeats * earlier[rows]
-            if rounds.any():  # images repeated to fill the last batch have a separate view
-                views += rounds * self.repeats * (earlier.max() + 1)
+        rounds, rows = np.divmod(positions // self.repeats, len(self.split))
+        earlier = self._order.repeat_index(epoch)
+        views += self.repeats * earlier[rows]
+        if rounds.any():  # images repeated to fill the last batch have a separate view
+            views += rounds * self.repeats * (earlier.max() + 1)
         batch = self.variants(self.indices(step)[mine], epoch, views[mine])
         # Only now: the shard of this batch is in the cache, and the next one may be fetched.
         self._order.prefetch(epoch, int(positions[-1]) // self.repeats)
@@ -176,8 +170,6 @@ class TrainingSteps(BatchSource):
         if self.sizes:
             size = self.sizes[min(epoch, len(self.sizes) - 1)]
             preprocess = preprocess.replace(image_size=size)
-        if self.cycle:
-            epoch %= self.cycle
         if views is None:
             views = np.zeros_like(indices)
         keys = augmentation_key(epoch, views)

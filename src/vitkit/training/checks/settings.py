@@ -41,7 +41,7 @@ def check_settings(config: TrainConfig, processes: int, *, resumes: bool = False
     make_loss(config.loss)
     check_user_code(config)
     check_trackers(config.logger)
-    _check_distillation(config, config.progressive)
+    _check_distillation(config)
     _check_run(config)
     _check_search(config, processes)
     _check_probe(config, processes)
@@ -100,19 +100,12 @@ def _check_schedule(settings: OptimizerSettings) -> None:
         )
 
 
-def _check_distillation(settings: DistillationSettings, progressive: tuple[int, ...]) -> None:
+def _check_distillation(settings: DistillationSettings) -> None:
     softened = settings.distill_temperature != DistillationSettings.distill_temperature
     if settings.distill == "hard" and softened:
         raise SettingError(
             f"--distill-temperature {settings.distill_temperature:g} has no effect with --distill "
             "hard, which uses only the teacher's top class; leave one of them out"
-        )
-    # stored logits are of images of one size
-    if settings.distill_views and progressive:
-        sizes = " ".join(map(str, progressive))
-        raise SettingError(
-            f"--distill-views {settings.distill_views} stores the teacher's logits once, and "
-            f"--progressive {sizes} changes the image size; pass --distill-views 0"
         )
 
 
@@ -131,11 +124,6 @@ def _check_run(settings: RunSettings) -> None:
 def _check_augmentation(config: TrainConfig, processes: int) -> None:
     if config.aa is not None:
         policy(config.aa)
-    if config.repeated_aug > 1 and config.distill_views > 0:
-        raise SettingError(
-            f"--distill-views {config.distill_views} gives each image one view per epoch, and "
-            f"--repeated-aug {config.repeated_aug} several; pass only one of them"
-        )
     if config.batch_size is None:
         return
     # images are mixed with others of the same part, not of the whole batch

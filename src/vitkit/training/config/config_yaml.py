@@ -16,6 +16,9 @@ from vitkit.training.config.field_types import Settings
 from vitkit.training.config.merging import check_names
 from vitkit.training.config.train_config import TrainConfig
 
+GONE: Settings = {"distill_views": 0}
+"""Settings of earlier versions -> the value with which a file may still have them."""
+
 
 def read_yaml(path: str | Path) -> Settings:
     """Read the settings in a YAML file, and check each of them.
@@ -33,6 +36,9 @@ def read_yaml(path: str | Path) -> Settings:
     if not isinstance(content, dict):
         raise SettingError(f"{path}: expected `setting: value` lines, such as `lr: 1e-3`")
     settings = {str(key): value for key, value in content.items()}
+    for name, default in GONE.items():
+        if name in settings and settings[name] == default:
+            del settings[name]
     for key in settings:
         # one by one, so that the message has the line
         check_names([key], where=f"{path}{_line(text, key)}: ")

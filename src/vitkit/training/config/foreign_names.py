@@ -189,6 +189,7 @@ OTHERS = {
     "drop_path_rate": "drop_path",
     "data": "name the data first: vitkit train DATA.",
     "drop_last": "last_batch",
+    "distill_views": "leave it out: the teacher runs in every step, on the images of the student.",
     "early_stopping": "patience",
     "ema": "model_ema",
     "ema_decay": "model_ema_decay",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from vitkit.distributed import ProcessGroup
 from vitkit.models.attention import use_attention
 from vitkit.models.vit import ViT
@@ -49,7 +47,7 @@ def make_run(
     # after sharding, which replaces the parameters
     optimizer = configured_optimizer(model, config)
     progress = Progress(data=plan.dataset.identity)
-    targets = make_teacher_targets(plan, folder.teacher, precision, world, stop)
+    targets = make_teacher_targets(plan)
     training_step = make_step(
         plan,
         make_objective(plan, model, precision),
@@ -82,5 +80,4 @@ def make_run(
         registry,
         training_step,
         ema,
-        prepare=None if targets is None else partial(targets.prepare, log=log.info),
     )

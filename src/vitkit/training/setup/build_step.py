@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from torch import Tensor, nn, optim
 
 from vitkit.devices import is_out_of_memory
@@ -11,9 +9,7 @@ from vitkit.distributed import ProcessGroup
 from vitkit.errors import UserCodeError, VitkitError
 from vitkit.shapes import Logits, Loss, Targets
 from vitkit.training.config.sections.distillation import DistillationSettings
-from vitkit.training.distillation.losses import Distillation
-from vitkit.training.distillation.objective import DistillingObjective
-from vitkit.training.distillation.teacher_logits import TeacherInputs, TeacherTargets
+from vitkit.training.distillation import Distillation, DistillingObjective, TeacherTargets
 from vitkit.training.interrupts import StopFlag
 from vitkit.training.optimization.losses import make_loss
 from vitkit.training.optimization.precision import Precision
@@ -22,35 +18,17 @@ from vitkit.training.setup.build_augmentation import make_transform
 from vitkit.training.step import Objective, TrainingStep, Transform
 
 
-def make_teacher_targets(
-    plan: Plan, folder: Path, precision: Precision, world: ProcessGroup, stop: StopFlag
-) -> TeacherTargets | None:
-    """Build the transform that adds a teacher's targets; `None` for a run without a teacher.
-
-    Args:
-        plan: the run.
-        folder: cache of the teacher's logits.
-        precision: precision of the student's training, in which the teacher is evaluated, too.
-        world: the processes of the run.
-        stop: set by a signal.
-    """
-    config = plan.config
+def make_teacher_targets(plan: Plan) -> TeacherTargets | None:
+    """Build the transform that adds a teacher's targets; `None` for a run without a teacher."""
     if plan.teacher is None:
         return None
-    inputs = TeacherInputs(
-        plan.steps,
-        plan.preprocess,
-        plan.spec.num_classes,
-        plan.device,
-        precision,
-        plan.workers,
-        # both decide the last bits of the teacher's logits
-        key=(plan.dataset.fingerprint, config.attention_kernel),
-        source=str(config.teacher),
-    )
-    transform = make_transform(plan)
     return TeacherTargets(
-        plan.teacher, _distillation(config), inputs, transform, folder, world, stop
+        plan.teacher,
+        _distillation(plan.config),
+        make_transform(plan),
+        plan.preprocess,
+        plan.precision,
+        source=str(plan.config.teacher),
     )
 
 

@@ -144,7 +144,7 @@ def _write_record(run: Run, stopped: StoppedRun | None, stored: RunConfig | None
 def _remove_unfinished_files(folder: RunFolder) -> None:
     """Remove the files that a killed process left half written."""
     remove_unfinished(folder.state)
-    remove_unfinished_files((folder.root, folder.best.parent, folder.teacher))
+    remove_unfinished_files((folder.root, folder.best.parent))
 
 
 def _save_grid(run: Run) -> None:

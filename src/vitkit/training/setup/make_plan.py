@@ -19,7 +19,7 @@ from vitkit.training.checks.settings import check_settings, check_steps
 from vitkit.training.checks.unused_settings import notes_on_settings
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.defaults.from_data import chooses_model, decide_settings
-from vitkit.training.distillation.teacher_source import load_teacher
+from vitkit.training.distillation import as_teacher
 from vitkit.training.run_folder import resumed_folder
 from vitkit.training.run_plan import Plan
 from vitkit.training.setup.initial_weights import (
@@ -76,14 +76,12 @@ def make_plan(
     notes += [] if resumes else note_on_colours(config, start.spec, train)
     workers, worker_notes = loader_processes(config.workers, train, world)
     # last, as it may take long to load
-    teacher, teacher_notes = load_teacher(
-        config,
-        dataset.classes,
-        start.preprocess,
-        device,
-        sides=config.progressive,
-        trust_pickle=config.trust_pickle,
-    )
+    teacher, teacher_notes = None, list[str]()
+    if config.teacher is not None:
+        teacher = as_teacher(config.teacher, "--teacher", trust_pickle=config.trust_pickle)
+        teacher, teacher_notes = teacher.for_classes(
+            dataset.classes, start.preprocess, device, config.progressive
+        )
     return Plan(
         config=replace(decided, start=start.facts or None),
         dataset=dataset,

@@ -46,7 +46,6 @@ def training_steps(
         world_size=world.size,
         balance=config.balance,
         sizes=sizes_of_epochs(config.progressive, config.epochs),
-        cycle=config.distill_views,
         repeats=config.repeated_aug,
         fill=config.last_batch == "fill",
         transform=user_transform(config),

@@ -9,7 +9,6 @@ import tyro
 from vitkit.errors import SettingError
 from vitkit.frozen import frozen
 from vitkit.training.config.field_types import (
-    NonNegativeInt,
     PositiveFloat,
     Probability,
     stored_as_text,
@@ -49,6 +48,3 @@ class DistillationSettings:
         PositiveFloat, tyro.conf.arg(aliases=("--distillation-tau",)), DISTILLATION_DETAIL
     ] = 3.0
     """Temperature that divides the logits of teacher and student in soft distillation, above 0."""
-    distill_views: Annotated[NonNegativeInt, DISTILLATION_DETAIL] = 0
-    """Augmented versions of each image in the whole run, so that the teacher sees each once and its
-    logits are stored; 0 draws new ones in every epoch and runs the teacher in every step."""

@@ -1,0 +1,544 @@
+"""Knowledge distillation: losses, the teacher, its part in a run, and `DistillWrapper`.
+
+Soft targets: Hinton, Vinyals, Dean, "Distilling the Knowledge in a Neural Network" (arXiv
+1503.02531). Hard targets and the distillation token: Touvron et al., "Training data-efficient image
+transformers" (DeiT, arXiv 2012.12877), Eq. 2 and 3.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Float, Int64
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitkit.data.augmentation.model_inputs import ModelInputs
+from vitkit.data.augmentation.pipeline import BatchTransform
+from vitkit.data.datasets.class_names import match_classes
+from vitkit.data.loading.batch import Batch
+from vitkit.errors import CheckpointError, SettingError, UserError
+from vitkit.frozen import frozen
+from vitkit.io.digests import tensor_digests
+from vitkit.io.import_path import import_by_name
+from vitkit.messages import quote_list
+from vitkit.models.vit import ViT
+from vitkit.shapes import Images, Logits, Loss
+from vitkit.spec import Preprocess
+from vitkit.training.optimization.precision import Precision, autocast
+from vitkit.training.state.registry import Metadata, Tensors
+from vitkit.training.step import Objective
+from vitkit.weights.checkpoint import Checkpoint
+from vitkit.weights.load import load
+
+REC_601 = (0.299, 0.587, 0.114)
+"""Weights of red, green and blue in the luma of ITU-R BT.601."""
+IMPORTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_<][\w.<>]*(\(\))?")
+"""`package.module:function`, a function that returns a teacher."""
+
+
+@frozen(raises=SettingError)
+class Distillation:
+    """Settings and losses of distillation. Raises `SettingError` for a value out of range.
+
+    With student logits Z_s, teacher logits Z_t, labels y, softmax psi, temperature T and alpha a
+    (DeiT's tau and lambda):
+
+        soft, Eq. 2: (1 - a) CE(psi(Z_s), y) + a T^2 KL(psi(Z_t / T) || psi(Z_s / T))
+        hard, Eq. 3: (1 - a) CE(psi(Z_s), y) + a CE(psi(Z_s), argmax Z_t)
+
+    The divergence is the mean over the images, as in both papers. DeiT's published code divides it
+    by the number of classes, too: with soft targets, its alpha is not comparable to this one.
+    """
+
+    temperature: float = Field(3.0, gt=0.0)
+    """T; used with soft targets only."""
+    alpha: float = Field(0.5, ge=0.0, le=1.0)
+    """a, the weight of the teacher's loss."""
+    hard: bool = False
+    """Learn the teacher's most probable class instead of its probabilities."""
+
+    def targets(self, teacher: Logits) -> Float[Tensor, "B K"]:
+        """Turn a teacher's logits into a probability for every class."""
+        if self.hard:
+            return F.one_hot(teacher.argmax(1), teacher.shape[1]).to(teacher.dtype)
+        return F.softmax(teacher / self.temperature, dim=1)
+
+    def loss(
+        self, label_loss: Tensor, student: Logits, targets: Float[Tensor, "B K"]
+    ) -> Float[Tensor, ""]:
+        """Return the weighted sum of the label loss and the loss of a student's logits (B, K)."""
+        if self.hard:
+            teacher_loss = F.cross_entropy(student, targets)
+        else:
+            log_probabilities = F.log_softmax(student / self.temperature, dim=1)
+            divergence = F.kl_div(log_probabilities, targets, reduction="batchmean")
+            # T^2 keeps the size of the gradient, which a temperature divides by T^2.
+            teacher_loss = divergence * self.temperature**2
+        return (1 - self.alpha) * label_loss + self.alpha * teacher_loss
+
+
+def student_logits(student: nn.Module, images: Images) -> tuple[Logits, Logits]:
+    """Return the logits that learn from the labels and those that learn from the teacher.
+
+    They are different for a `ViT` with a distillation token and for a module that returns a pair
+    (the distilled models of timm and DeiT in training mode); otherwise they are the same tensor.
+
+    Args:
+        student: images (B, C, H, W) -> logits (B, K), a pair of them, or an object with `.logits`.
+        images: normalised for the student.
+
+    Raises:
+        SettingError: a `ViT` with two heads is wrapped in a module that returns only their mean.
+    """
+    if isinstance(student, ViT) and student.spec.distillation_token:
+        return student.forward_heads(student.forward_features(images))
+    output = student(images)
+    if isinstance(output, tuple):
+        label_logits, distillation_logits = output
+        return label_logits, distillation_logits
+    if any(isinstance(m, ViT) and m.spec.distillation_token for m in student.modules()):
+        raise SettingError(
+            f"the two heads of the student cannot be reached through {type(student).__name__}; "
+            "pass the student itself, and compile or wrap the DistillWrapper instead"
+        )
+    logits = getattr(output, "logits", output)  # transformers returns an object
+    return logits, logits
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A frozen classifier, evaluated without gradients; never part of the training state.
+
+    Attributes:
+        model: images (B, C, h, w) -> logits (B, K), or an object with `.logits` as of transformers.
+        preprocess: normalisation and size of its images; `None` for those of the student.
+        classes: class names in the order of its logits; empty if they are not known.
+        columns: indices of the logits to return, in this order; `None` for all of them.
+    """
+
+    model: nn.Module
+    preprocess: Preprocess | None = None
+    classes: tuple[str, ...] = ()
+    columns: tuple[int, ...] | None = None
+
+    @torch.no_grad()
+    def __call__(self, images: Images, preprocess: Preprocess | None = None) -> Logits:
+        """Return the teacher's logits of a batch, float32.
+
+        Args:
+            images: (B, C, H, W), normalised for the student.
+            preprocess: normalisation of these images; `None` if it is the teacher's own.
+
+        Raises:
+            SettingError: the model returns no logits.
+        """
+        if preprocess is not None and self.preprocess is not None:
+            images = renormalise(images, preprocess, self.preprocess)
+        # Images in the precision of the weights: a teacher may be stored in half precision.
+        dtypes = (p.dtype for p in self.model.parameters() if p.is_floating_point())
+        output = self.model.eval()(images.to(next(dtypes, images.dtype)))
+        logits = getattr(output, "logits", output)
+        if not isinstance(logits, Tensor) or logits.ndim != 2:
+            raise SettingError(
+                f"the teacher {type(self.model).__name__} returns {_describe_value(logits)}; "
+                f"expected logits (B, K): wrap it in a module whose forward returns them"
+            )
+        logits = logits.float()
+        return logits if self.columns is None else logits[:, list(self.columns)]
+
+    def fingerprint(self) -> str:
+        """Return a SHA-256 (hex) of its weights, its preprocessing, and the selected logits."""
+        preprocess = None if self.preprocess is None else self.preprocess.to_json()
+        document = [tensor_digests(self.model.state_dict()), preprocess, self.columns]
+        return hashlib.sha256(json.dumps(document).encode()).hexdigest()
+
+    def for_classes(
+        self,
+        classes: tuple[str, ...],
+        preprocess: Preprocess,
+        device: torch.device,
+        sides: Sequence[int] = (),
+    ) -> tuple[Teacher, list[str]]:
+        """Return this teacher on a device, with its logits in the order of the given classes.
+
+        Args:
+            classes: class names of the data.
+            preprocess: preprocessing of the student's images.
+            device: device of the student.
+            sides: sides of square images that the student also gets, in pixels.
+
+        Returns:
+            The teacher, and lines to print.
+
+        Raises:
+            SettingError: it does not know a class, or cannot take the images.
+        """
+        model = self.model.to(device).eval().requires_grad_(False)
+        teacher = replace(self, model=model, columns=None)
+        # Tried now: a teacher that fails should fail before the first step.
+        num_logits = teacher._count_logits(preprocess, device)
+        for side in sides:
+            teacher._count_logits(preprocess.replace(image_size=side), device)
+        notes = []
+        own, students = map(_described_images, (self.preprocess or preprocess, preprocess))
+        if own != students:
+            notes.append(f"the teacher takes images of {own}; the student, of {students}")
+        if self.classes:
+            teacher = replace(teacher, columns=self._columns(classes, num_logits))
+            extra = num_logits - len(classes)
+            if extra:
+                notes.append(f"classes of the teacher that the data lack, left out: {extra}")
+            return teacher, notes
+        if num_logits != len(classes):
+            raise SettingError(
+                f"the teacher has {num_logits} classes and the data have {len(classes)}; "
+                "train it on these classes first, or use another teacher"
+            )
+        notes.append(
+            f"the teacher has no class names; its {num_logits} logits are assumed to be the "
+            f"data's classes: {quote_list(classes)}"
+        )
+        return teacher, notes
+
+    def _columns(self, classes: tuple[str, ...], num_logits: int) -> tuple[int, ...]:
+        """Return the logits of these classes; refuse a teacher that does not have each once."""
+        # By name: the teacher may count its classes in another order.
+        match = match_classes(classes, self.classes)
+        if match.ambiguous:
+            raise SettingError(
+                f"the teacher has several classes called {match.ambiguous[0]!r}; rename them, or "
+                f"use another teacher"
+            )
+        if match.unknown:
+            raise SettingError(
+                f"the teacher lacks the classes {quote_list(match.unknown)}; it has "
+                f"{quote_list(self.classes)}; train it on this data first, or use another teacher"
+            )
+        if num_logits != len(self.classes):
+            raise SettingError(
+                f"the teacher has {num_logits} logits and {len(self.classes)} class names; "
+                "name all classes"
+            )
+        return match.indices
+
+    def _count_logits(self, preprocess: Preprocess, device: torch.device) -> int:
+        """Call the model on one grey image, and return the number of logits."""
+        image = torch.zeros(1, preprocess.channels, *preprocess.image_size, device=device)
+        if self.preprocess is not None:
+            image = renormalise(image, preprocess, self.preprocess)
+        try:
+            return self(image).shape[1]
+        except SettingError:  # it has a message of its own
+            raise
+        except Exception as why:  # noqa: BLE001 - whatever a model raises for such images
+            raise SettingError(
+                f"the teacher {type(self.model).__name__} cannot take images "
+                f"{tuple(image.shape)} ({why}); describe its input: Teacher(model, "
+                "Preprocess(image_size=..., mean=..., std=...))"
+            ) from None
+
+
+def renormalise(
+    images: Images, current: Preprocess, wanted: Preprocess
+) -> Float[Tensor, "B c h w"]:
+    """Convert images normalised for one model to the channels, size, mean and std of another.
+
+    Args:
+        images: (B, C, H, W) of any size, normalised by `current`.
+        current: mean and std of the images.
+        wanted: size (h, w), interpolation, mean and std; the whole image is squashed to that size.
+    """
+
+    def per_channel(values: tuple[float, ...]) -> Tensor:
+        return torch.tensor(values, dtype=images.dtype, device=images.device).view(-1, 1, 1)
+
+    if (current.mean, current.std) != (wanted.mean, wanted.std):
+        images = images * per_channel(current.std) + per_channel(current.mean)
+        if current.channels == 3 and wanted.channels == 1:
+            images = (images * per_channel(REC_601)).sum(1, keepdim=True)
+        # Grey images become colour images here, by broadcasting.
+        images = (images - per_channel(wanted.mean)) / per_channel(wanted.std)
+    if images.shape[-2:] == wanted.image_size:
+        return images
+    smooth = wanted.interpolation != "nearest"  # antialiasing needs a filter
+    return F.interpolate(images, wanted.image_size, mode=wanted.interpolation, antialias=smooth)
+
+
+def _described_images(preprocess: Preprocess) -> str:
+    """Return size, mean and std in words; the rest is decided by the student's preprocessing."""
+    height, width = preprocess.image_size
+    mean = ", ".join(f"{value:g}" for value in preprocess.mean)
+    std = ", ".join(f"{value:g}" for value in preprocess.std)
+    return f"{height} x {width} px with mean {mean} and std {std}"
+
+
+TeacherSource: TypeAlias = Teacher | Checkpoint | nn.Module | str | Path
+"""Types of which `as_teacher` makes a teacher."""
+
+
+def as_teacher(
+    source: TeacherSource, argument: str = "the teacher", *, trust_pickle: bool = False
+) -> Teacher:
+    """Make a teacher from a model, a checkpoint, a path or an import path.
+
+    Args:
+        source: a teacher; a checkpoint; an argument of `vitkit.load`;
+            `package.module:function`, which is called and returns a teacher, a checkpoint or a
+            module; or a module. The preprocessing of a timm module is that of its
+            `pretrained_cfg`, except for the image size, which is that of the module where it is
+            known. A timm module without pretrained weights has a `pretrained_cfg`, too, which
+            may be wrong for it: pass `Teacher(module, Preprocess(...))` for a module that was
+            trained on other images.
+        argument: names the teacher in messages.
+        trust_pickle: as for `vitkit.load`.
+
+    Raises:
+        CheckpointError: a file cannot be read as a model.
+        SettingError: a function cannot be imported, or returns another type.
+    """
+    if isinstance(source, str) and IMPORTED.fullmatch(source):
+        source = _import_source(source, argument)
+    if isinstance(source, Teacher):
+        return source
+    if isinstance(source, str | Path):
+        try:
+            source = load(source, trust_pickle=trust_pickle)
+        except UserError as error:
+            raise CheckpointError(f"{argument}: {error}") from None
+    if isinstance(source, Checkpoint):
+        # Assumed names would be matched with those of the data, so they do not count.
+        classes = () if source.classes_assumed else source.classes
+        return Teacher(source.model, source.preprocess, classes)
+    return Teacher(source, _own_preprocess(source))
+
+
+def _import_source(name: str, argument: str) -> Teacher | Checkpoint | nn.Module:
+    """Import the function of that name and call it."""
+    try:
+        source = import_by_name(name)
+        if not isinstance(source, Teacher | Checkpoint | nn.Module):
+            source = source()
+    except Exception as error:  # whatever a user's own function raises
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, ImportError | UserError):  # their messages are sentences
+            reason = str(error)
+        raise SettingError(
+            f"{argument} {name} cannot be built: {reason}; pass a checkpoint, or "
+            "package.module:function of a function without arguments that returns a module"
+        ) from error
+    if not isinstance(source, Teacher | Checkpoint | nn.Module):
+        raise SettingError(
+            f"{argument} {name} returns {_describe_value(source)}; expected a Teacher or a module"
+        )
+    return source
+
+
+def _own_preprocess(model: nn.Module) -> Preprocess | None:
+    """Return the preprocessing that a ViT or a timm module has; `None` for another module."""
+    if isinstance(model, ViT):  # the usual statistics are not known to be those of its training
+        return model.origin.preprocess if model.origin else None
+    # Read from attributes, without importing timm.
+    config = getattr(model, "pretrained_cfg", None)
+    if not isinstance(config, dict) or not {"mean", "std", "input_size"} <= config.keys():
+        return None
+    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+    if first is not None and first.in_channels != len(config["mean"]):
+        return None  # rebuilt for another number of channels than the mean has
+    built_size = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    interpolation: Any = config.get("interpolation")
+    if interpolation not in ("nearest", "bilinear", "bicubic"):
+        interpolation = "bicubic"
+    return Preprocess(
+        image_size=built_size if isinstance(built_size, tuple) else tuple(config["input_size"][1:]),
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+        interpolation=interpolation,
+    )
+
+
+def _describe_value(value: object) -> str:
+    return f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+class TeacherTargets:
+    """A batch transform that asks the teacher, too; its digest is part of the run's state.
+
+    Args:
+        teacher: on the device, its logits in the order of the data's classes.
+        distillation: turns logits into targets.
+        transform: batch transform of the student.
+        preprocess: preprocessing of the student's images.
+        precision: precision of the run.
+        source: the setting `teacher`, for messages.
+    """
+
+    def __init__(
+        self,
+        teacher: Teacher,
+        distillation: Distillation,
+        transform: BatchTransform,
+        preprocess: Preprocess,
+        precision: Precision,
+        source: str,
+    ) -> None:
+        self._teacher, self._distillation, self._transform = teacher, distillation, transform
+        self._preprocess, self._precision, self._source = preprocess, precision, source
+        self._digest = teacher.fingerprint()
+
+    def __call__(self, batch: Batch, step: int, part: int = 0) -> ModelInputs:
+        """Transform a batch, and add the teacher's targets for its images, mixed ones included."""
+        fed = self._transform(batch, step, part)
+        with autocast(self._precision, fed.images.device):
+            logits = self._teacher(fed.images, self._preprocess)
+        return replace(fed, soft=self._distillation.targets(logits))
+
+    def tensors(self) -> Tensors:
+        """Return no tensors: the teacher is not part of the run's state."""
+        return {}
+
+    def metadata(self) -> Metadata:
+        """Return the teacher's digest."""
+        return {"sha256": self._digest}
+
+    def load(self, tensors: Tensors, metadata: Metadata) -> None:
+        """Raise `CheckpointError` if the run began with another teacher."""
+        if metadata != self.metadata():
+            raise CheckpointError(
+                f"--teacher {self._source} is not the teacher that the run started with; "
+                "pass that one, or start afresh with another --output"
+            )
+
+
+class DistillingObjective(Objective):
+    """Model and loss on labels and teacher targets; a distillation head learns the latter.
+
+    Args:
+        model: a student with one head or two; see `student_logits`.
+        loss: loss on logits and labels.
+        precision: as for `Objective`.
+        device: device of the model.
+        distillation: temperature, weights, soft or hard targets.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        precision: Precision,
+        device: torch.device,
+        distillation: Distillation,
+    ) -> None:
+        super().__init__(model, loss, precision, device)
+        self.distillation = distillation
+
+    def forward(self, fed: ModelInputs) -> Tensor:
+        """Return the mean loss of a batch with teacher targets."""
+        assert fed.soft is not None, "transformed by `TeacherTargets`"
+        with autocast(self.precision, self.device):
+            label_logits, distillation_logits = student_logits(self.model, fed.images)
+        # The losses are computed in float32, whatever the precision of the model.
+        label_loss = self.label_loss(label_logits.float(), fed)
+        return self.distillation.loss(label_loss, distillation_logits.float(), fed.soft)
+
+
+class DistillWrapper(nn.Module):
+    """Module of a student that learns from a teacher: (images, labels) -> loss.
+
+    If the student has a distillation token (`spec.distillation_token`), its class head learns from
+    the labels and its distillation head from the teacher; token and head belong to the student, so
+    an optimizer of the student trains them and its `state_dict` has them. Otherwise one head learns
+    from both. The teacher moves between devices with the wrapper, but is not a submodule: it is
+    always in eval mode, has no gradient, and is in neither `parameters()` nor `state_dict()`.
+
+    Args:
+        student: a `ViT`, or any module that returns logits (B, K).
+        teacher: a module that returns logits (B, K), of vitkit, timm, torchvision, transformers or
+            another library; a checkpoint or its path; or a `Teacher`, which also has the
+            preprocessing of its images.
+        temperature: temperature of soft targets; see `Distillation`.
+        alpha: weight of the teacher's loss, [0, 1].
+        hard: learn the teacher's most probable class.
+        preprocess: normalisation of the student's images. With it, images are converted to the
+            size, mean and std of the teacher, on their device; without it, the teacher gets them
+            unchanged.
+
+    Raises:
+        SettingError: a value is out of range.
+        CheckpointError: the teacher cannot be read.
+
+    >>> import torch
+    >>> spec = dict(image_size=8, patch_size=4, width=16, depth=1, num_heads=2, mlp_width=16)
+    >>> from vitkit import ViT, ViTSpec
+    >>> student, teacher = (ViT(ViTSpec(**spec, num_classes=3)) for _ in range(2))
+    >>> loss = DistillWrapper(student, teacher)(torch.zeros(2, 3, 8, 8), torch.tensor([0, 2]))
+    >>> loss.shape
+    torch.Size([])
+    """
+
+    def __init__(
+        self,
+        student: nn.Module,
+        teacher: TeacherSource,
+        temperature: float = 3.0,
+        alpha: float = 0.5,
+        hard: bool = False,
+        *,
+        preprocess: Preprocess | None = None,
+    ) -> None:
+        super().__init__()
+        self.student = student
+        self.teacher = as_teacher(teacher)
+        self.distillation = Distillation(temperature=temperature, alpha=alpha, hard=hard)
+        self.preprocess = preprocess
+        if preprocess is None and self.teacher.preprocess is not None:
+            warnings.warn(
+                "the teacher gets the student's images unchanged; pass preprocess= with the "
+                "student's normalisation, so that they are converted to the teacher's",
+                stacklevel=2,
+            )
+        set_distilled = getattr(student, "set_distilled_training", None)
+        if callable(set_distilled):  # without it, timm's models return the mean of their heads
+            set_distilled(True)
+
+    def forward(
+        self, images: Images, labels: Int64[Tensor, " B"] | Float[Tensor, "B K"]
+    ) -> Float[Tensor, ""]:
+        """Return the mean loss.
+
+        Args:
+            images: (B, C, H, W), normalised for the student.
+            labels: class numbers (B,), or a probability for every class (B, K).
+
+        Raises:
+            SettingError: the teacher returns no logits, or logits of another number of classes; or
+                the student is a module around a `ViT` with two heads that returns only their mean.
+        """
+        # without gradients, in the teacher's own size and normalisation
+        teacher_logits = self.teacher(images, self.preprocess)
+        label_logits, distillation_logits = student_logits(self.student, images)
+        if teacher_logits.shape != distillation_logits.shape:
+            raise SettingError(
+                f"the teacher has {teacher_logits.shape[1]} classes and the student "
+                f"{distillation_logits.shape[1]}; use a teacher with the student's classes"
+            )
+        targets = self.distillation.targets(teacher_logits)
+        label_loss = F.cross_entropy(label_logits, labels)
+        return self.distillation.loss(label_loss, distillation_logits, targets)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DistillWrapper:
+        """Apply `to`, `cuda` and the like to the teacher as well."""
+        # The teacher is no submodule, so that nn.Module does not find it.
+        self.teacher.model._apply(fn)
+        # torch's method has no types
+        applied: Any = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return applied

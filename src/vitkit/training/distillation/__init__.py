@@ -1,1 +1,0 @@
-"""Knowledge distillation: the teacher, its targets, the losses and the wrapper."""
