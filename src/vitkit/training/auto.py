@@ -238,8 +238,7 @@ class _Search:
         self.train, self.val = (self.plan.dataset.splits[name] for name in ("train", "val"))
         self.statistics = ImageStatistics.of(self.train)
         self.log(self.statistics.describe())
-        self._on: dict[str, Any] = {"device": self.plan.device, "workers": self.plan.workers}
-        self._predict = partial(predict_batches, **self._on)
+        self._predict = partial(predict_batches, device=self.plan.device, workers=self.plan.workers)
         self.baseline: _Result | None = None
         self.best: _Result | None = None
         self.rows: list[dict[str, Any]] = []
@@ -467,9 +466,14 @@ class _Search:
         """Return the features or the pixels of a split (N, E), and its labels (N,)."""
         plan = self.plan
         if self.pretrained is not None:
-            model, log = self._model, self.log
             return extract_features(
-                model, plan.dataset, split, plan.preprocess, log=log, **self._on
+                self._model,
+                plan.dataset,
+                split,
+                plan.preprocess,
+                device=plan.device,
+                workers=plan.workers,
+                log=self.log,
             )
         batches = self._predict(self._forward, plan.dataset.splits[split], plan.preprocess)
         pixels, labels = zip(*batches, strict=True)
