@@ -27,7 +27,12 @@ LARGEST_CLOSURES = {
 """Modules that importing one of these may bring along, itself included."""
 SHARED_NAMES = {"describe", "run", "train"}
 """Public names that two modules have: the verbs' protocol, and a function beside its inner one."""
-MOST_IMPORTS = {"training.train": 27, "cli.explain": 23}
+MOST_IMPORTS = {
+    "training.auto": 34,
+    "training.train": 27,
+    "cli.explain": 23,
+    "training.distillation": 17,
+}
 """Modules that wire others together; any other imports at most 15 of ours."""
 
 
@@ -61,7 +66,7 @@ def test_reading_a_checkpoint_imports_no_writer(code, name):
 
 
 def test_the_longest_chain_of_imports(code):
-    assert len(code.longest_chain) <= 25
+    assert len(code.longest_chain) <= 27
 
 
 def test_public_names_are_unique(code):
