@@ -26,7 +26,7 @@ from versus.machine import declare_missing_operators
 
 import vitkit
 from vitkit.errors import VitkitError
-from vitkit.planning.flops import forward_flops
+from vitkit.planning.memory import forward_flops
 
 FEWEST_IMAGES, MOST_IMAGES = 2, 8
 OPERATIONS = 50e9
@@ -79,7 +79,7 @@ def compared(name: str, model: vitkit.ViT, depth: int, rounds: int) -> dict[str,
         peer.load_state_dict(model.state_dict())  # our names are timm's
     except (RuntimeError, TypeError):
         return None
-    fitting = int(OPERATIONS / forward_flops(model.spec).total)
+    fitting = int(OPERATIONS / sum(forward_flops(model.spec)))
     count = min(max(fitting, FEWEST_IMAGES), MOST_IMAGES)
     images = torch.randn(count, model.spec.in_channels, *model.spec.image_size)
     fast = vitkit.optimized(model, batch_size=count)

@@ -1,141 +1,114 @@
-"""Hold the formulas of `vitkit plan` against measurements; docs/scaling.md quotes the table.
+"""Hold the formulas of `vitkit plan` against measurements; docs/scaling.md quotes the tables.
 
-    OMP_NUM_THREADS=1 python benchmarks/scaling.py [--only gpu memory steps] [--rounds 3]
-                                                   [--output scaling.json]
+    python benchmarks/scaling.py
 
-`gpu` compares with the peak memory and the steps that `benchmarks/gpu.py` measured on an H100 and
-wrote to benchmarks/results; `memory` with the bytes that autograd keeps here; `steps` with training
-steps on this processor. Of several rounds of calibration and steps in turn, the fastest count.
+Peak memory and steps are those that `benchmarks/gpu.py` measured on GPUs and wrote to
+benchmarks/results; the bytes that autograd keeps for the backward pass are counted here.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
-from datetime import date
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 import vitkit
+from vitkit.data.augmentation.model_inputs import ModelInputs
+from vitkit.models.attention import use_attention
 from vitkit.models.presets import preset
-from vitkit.planning.activations import Arithmetic, image_activations
-from vitkit.planning.hardware import GPUS
-from vitkit.planning.measure import faster_of, kept_bytes, measured_step, processor_rates
-from vitkit.planning.memory import Training, kept_copies, training_memory
-from vitkit.planning.throughput import gpu_rates, step_time
+from vitkit.planning.estimate import GPUS, step_time
+from vitkit.planning.memory import (
+    HALF,
+    Training,
+    count_parameters,
+    image_activations,
+    training_memory,
+)
+from vitkit.training.optimization.activation_checkpointing import checkpoint_gradients
+from vitkit.training.optimization.losses import CrossEntropy
+from vitkit.training.step import Objective
 
 RESULTS = Path(__file__).parent / "results"
 NAMES = {"Ti": "vit_tiny_patch16_224", "S": "vit_small_patch16_224", "B": "vit_base_patch16_224"}
-WITHIN = {"memory": 0.10, "step": 0.25}
-SMALL = {
-    "digits": vitkit.ViTSpec(image_size=8, patch_size=4, in_channels=1, num_classes=10, width=64,
-                             depth=4, num_heads=4, mlp_width=128),
-    "cifar": vitkit.ViTSpec(image_size=32, patch_size=4, num_classes=10, width=96, depth=4,
-                            num_heads=3, mlp_width=192),
-}  # fmt: skip
-"""Models of a width that the recipes have."""
-STEPS = [("digits", 128), ("cifar", 64), ("Ti", 4), ("Ti", 8), ("S", 4), ("B", 2)]
-KEPT = [(name, images) for name in NAMES for images in (1, 4)]
-Row = dict[str, object]
 
 
-def row(kind: str, what: str, formula: float, measured: float) -> Row:
-    ratio = formula / measured
-    return {"kind": kind, "what": what, "formula": formula, "measured": measured, "ratio": ratio,
-            "met": abs(ratio - 1) <= WITHIN[kind]}  # fmt: skip
-
-
-def spec_of(name: str) -> vitkit.ViTSpec:
-    return SMALL.get(name) or preset(NAMES[name])
-
-
-def gpu_rows(_: int) -> list[Row]:
-    """Compare with the training rows of measured GPUs: peak bytes, and seconds of a step."""
-    made = []
+def gpu_cases() -> Iterator[tuple[str, str, Training, int, str, dict[str, Any]]]:
+    """Yield GPU, model, run, images, `eager` or `compiled`, and what was measured."""
     for path in sorted(RESULTS.glob("gpu-nvidia-*.json")):
         gpu = path.name.split("-")[2]
-        rates = gpu_rates(GPUS[gpu], Arithmetic())
         results = json.loads(path.read_text(encoding="utf-8"))
-        cases = []
-        for name in NAMES:
-            rows = results["training"][name]["rows"]
+        for name, model in NAMES.items():
             for how in ("eager", "compiled"):
-                cases.append((name, 256, False, how, rows[f"vitkit {how}"]))
+                measured = results["training"][name]["rows"][f"vitkit {how}"]
+                yield gpu, name, Training(spec=preset(model)), 256, how, measured
         for images, rows in results["checkpointing"].items():
-            cases.append(("B", int(images), False, "eager", rows["nothing recomputed"]))
-            cases.append(("B", int(images), True, "eager, checkpointing", rows["block"]))
-        for name, images, recompute, how, measured in cases:
-            training = Training(spec=spec_of(name), recompute=recompute)
-            what = f"{gpu.upper()}, {name}, {images} images, {how}"
-            memory = training_memory(training, images)
-            peak = memory.peak - memory.images  # measured without them
-            made.append(row("memory", what, peak, measured["peak_gb"] * 1e9))
-            step = step_time(training, images, rates, compiled=how == "compiled")
-            made.append(row("step", what, step.total, measured["seconds"]))
-    return made
+            for row in ("nothing recomputed", "block"):
+                run = Training(spec=preset(NAMES["B"]), recompute=row == "block")
+                yield gpu, "B", run, int(images), "eager", rows[row]
 
 
-def memory_rows(_: int) -> list[Row]:
-    """Compare with the bytes that autograd keeps on this processor."""
-    made = []
-    for name, images in KEPT:
-        for amp, recompute in (("off", False), ("off", True), ("bfloat16", False)):
-            kernel = "fused" if amp == "off" else "plain"
-            training = Training(spec=spec_of(name), arithmetic=Arithmetic(amp, kernel, False),
-                                recompute=recompute)  # fmt: skip
-            each = image_activations(training.spec, training.arithmetic).stored(recompute)
-            formula = images * each + kept_copies(training)
-            what = f"kept here, {name}, {images} images, {amp.replace('off', 'float32')}"
-            what += ", checkpointing" * recompute
-            made.append(row("memory", what, formula, kept_bytes(training, images)))
-    return made
+def peak_without_images(run: Training, images: int) -> int:
+    """Return the peak as it was measured: the images were there before."""
+    memory = training_memory(run, images)
+    return memory["peak"] - memory["images"]
 
 
-def step_rows(rounds: int) -> list[Row]:
-    """Compare with steps on this processor, in float32."""
-    made = []
-    for name, images in STEPS:
-        for recompute in (False, True):
-            training = Training(spec=spec_of(name), arithmetic=Arithmetic("off", "fused", False),
-                                recompute=recompute)  # fmt: skip
-            rates = processor_rates(training, images)
-            measured = measured_step(training, images)
-            for _ in range(rounds - 1):
-                rates = faster_of(rates, processor_rates(training, images))
-                measured = min(measured, measured_step(training, images))
-            what = f"step here, {name}, {images} images" + ", checkpointing" * recompute
-            made.append(row("step", what, step_time(training, images, rates).total, measured))
-            print(made[-1], flush=True)
-    return made
+def kept_by_formula(run: Training, images: int) -> int:
+    """Return the bytes that autograd keeps by the end of the forward pass."""
+    parameters, each, depth = count_parameters(run.spec), image_activations(run), run.spec.depth
+    copies = parameters.other_matrices
+    copies += 0 if run.recompute else depth * parameters.block_matrices
+    kept = each.outside + depth * (each.stream if run.recompute else each.block)
+    return images * kept + HALF * copies * run.is_mixed
 
 
-PARTS = {"gpu": gpu_rows, "memory": memory_rows, "steps": step_rows}
+def kept_bytes(run: Training, images: int) -> int:
+    """Return the bytes that autograd keeps for the backward pass of a step on this processor.
+
+    Counted by `torch.autograd.graph.saved_tensors_hooks`: the memory of all tensors that are kept,
+    each piece once, without the model's own weights and the images.
+    """
+    model = checkpoint_gradients(vitkit.ViT(run.spec), "block" if run.recompute else None).train()
+    use_attention(model, run.attention_kernel)
+    inputs = torch.randn(images, run.spec.in_channels, *run.spec.image_size)
+    not_counted = [*model.parameters(), *model.buffers(), inputs]
+    known = {tensor.untyped_storage().data_ptr() for tensor in not_counted}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            kept[storage.data_ptr()] = storage  # held, so that no other one gets its address
+        return tensor
+
+    objective = Objective(model, CrossEntropy(), run.amp, torch.device("cpu"))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        objective(ModelInputs(inputs, torch.zeros(images, dtype=torch.long)))
+    return sum(storage.nbytes() for storage in kept.values())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Hold the formulas of a plan against facts.")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--output", type=Path, default=Path("scaling.json"))
-    args = parser.parse_args()
-    about = {"date": str(date.today()), "python": platform.python_version(),
-             "torch": torch.__version__, "threads": torch.get_num_threads(),
-             "processor": platform.processor() or platform.machine(),
-             "load": os.getloadavg()[0]}  # fmt: skip
-    rows: list[Row] = []
-    for part in args.only:
-        rows += PARTS[part](args.rounds)
-    text = json.dumps({"about": about, "rows": rows}, indent=1)
-    args.output.write_text(text + "\n", encoding="utf-8")
-    print("| what | formula | measured | ratio | target |\n| --- | --- | --- | --- | --- |")
-    for one in rows:
-        scale, unit = (1e-9, "GB") if one["kind"] == "memory" else (1e3, "ms")
-        numbers = [f"{one[key] * scale:,.4g} {unit}" for key in ("formula", "measured")]
-        target = f"{100 * WITHIN[one['kind']]:.0f} %: " + ("met" if one["met"] else "**missed**")
-        print(f"| {one['what']} | {numbers[0]} | {numbers[1]} | {one['ratio']:.2f} | {target} |")
+    print("| what | memory, GB | ratio | time, ms | ratio |\n| --- | --- | --- | --- | --- |")
+    for gpu, name, run, images, how, measured in gpu_cases():
+        peak, real = peak_without_images(run, images) / 1e9, measured["peak_gb"]
+        step = 1e3 * step_time(run, images, GPUS[gpu], compiled=how == "compiled")["total"]
+        seconds = 1e3 * measured["seconds"]
+        what = f"{gpu}, {name}, {images} images, {how}" + ", checkpointing" * run.recompute
+        print(f"| {what} | {peak:.2f} : {real:.2f} | {peak / real:.2f} "
+              f"| {step:.1f} : {seconds:.1f} | {step / seconds:.2f} |")  # fmt: skip
+    for name, model in NAMES.items():
+        for images in (1, 4):
+            for amp, kernel, recompute in (("off", "fused", False), ("off", "fused", True),
+                                           ("bfloat16", "plain", False)):  # fmt: skip
+                run = Training(spec=preset(model), amp=amp, attention_kernel=kernel,
+                               recompute=recompute, on_gpu=False)  # fmt: skip
+                formula, real = kept_by_formula(run, images) / 1e9, kept_bytes(run, images) / 1e9
+                what = f"kept here, {name}, {images} images, {amp}" + ", checkpointing" * recompute
+                print(f"| {what} | {formula:.3f} : {real:.3f} | {formula / real:.2f} | | |")
 
 
 if __name__ == "__main__":

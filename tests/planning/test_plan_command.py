@@ -3,13 +3,47 @@
 from __future__ import annotations
 
 import json
-import math
 import re
+from types import SimpleNamespace
 
 import pytest
+import torch
 from tiny_checkpoint import save_tiny
 
 from vitkit import cli
+
+TEXT = """\
+vit_tiny_patch16_224: 5.72 M parameters
+an image: 224 x 224 pixels, 197 tokens
+GFLOP of an image, forward: 2.507 (patches 0.058, projections 0.697, attention 0.358, mlp 1.394, \
+head 0.000)
+in training: 7.522, with checkpointing 9.971
+1 x Tesla T4, 4,000 images on each in a step
+float16, fused attention, adamw
+
+GB on each           no checkpointing     checkpointing
+weights                          0.02              0.02
+gradients                        0.02              0.02
+optimizer                        0.05              0.05
+copies                           0.01              0.00
+images                           2.41              2.41
+activations                     67.46             13.96
+temporary                        1.51              1.51
+peak                            71.46             17.95
+fits in 14 GB                      no                no
+largest batch                     780             3,116
+ms of a step                  3,233.1           4,232.9
+images/s                        1,237               945
+days, 300 epochs                 3.60              4.71
+
+no checkpointing does not fit: 71.5 GB of 14 (2 are kept free); the largest batch that does is \
+780; for more images in a step pass --grad-accum-steps to train
+checkpointing does not fit: 18.0 GB of 14 (2 are kept free); the largest batch that does is \
+3,116; for more images in a step pass --grad-accum-steps to train
+Speed: shares of the data sheet, measured on an H100. On an H200 large steps agreed within 25 %, \
+and small ones took 0.4 to 0.8 of the time; exchanges between GPUs are not counted; see \
+docs/scaling.md.
+"""
 
 
 def plan(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -33,7 +67,7 @@ def test_the_plan_fits_80_columns_and_agrees_with_its_json(monkeypatch, capsys):
         seconds = way["step"]["total"]
         assert way["images_per_second"] == pytest.approx(2048 / seconds)
         assert way["days"] == pytest.approx(1_281_167 * 300 * seconds / 2048 / 86_400)
-    (peaks,) = re.findall(r"^at most at once +(.*)$", text, flags=re.MULTILINE)
+    (peaks,) = re.findall(r"^peak +(.*)$", text, flags=re.MULTILINE)
     assert [float(peak) for peak in peaks.split()] == pytest.approx(
         [way["memory"]["peak"] / 1e9 for way in found["ways"]], abs=0.01
     )
@@ -42,28 +76,15 @@ def test_the_plan_fits_80_columns_and_agrees_with_its_json(monkeypatch, capsys):
     assert more["ways"][0]["days"] < 0.6 * found["ways"][0]["days"]
 
 
-def test_the_sentence_about_what_does_not_fit(capsys):
-    words = ("ViT-L/16", "--gpu", "rtx4090", "--batch-size", "64", "--img-size", "384")
-    text = plan(capsys, *words)
-    (most,) = re.findall(r"does not fit: .* the largest batch that does is (\d+);", text)
-    assert "GB of 22 (24 GB, of which 2 are kept free); " in text
-    (steps,) = re.findall(r"pass --grad-accum-steps (\d+) to train", text)
-    # at least, as gradients of earlier micro-batches need room
-    assert int(steps) >= math.ceil(64 / int(most))
-    words = (*words[:3], "--img-size", "384", "--json", "--batch-size")
-    fits = [json.loads(plan(capsys, *words, str(int(most) + n)))["ways"][0]["fits"] for n in (0, 1)]
+def test_the_text(capsys):
+    assert plan(capsys, "vit_tiny_patch16_224", "--gpu", "t4", "--batch", "4000") == TEXT
+
+
+def test_the_largest_batch_fits(capsys):
+    words = ("ViT-L/16", "--gpu", "rtx4090", "--img-size", "384", "--json", "--batch-size")
+    most = json.loads(plan(capsys, *words, "64"))["ways"][0]["largest_batch"]
+    fits = [json.loads(plan(capsys, *words, str(most + n)))["ways"][0]["fits"] for n in (0, 1)]
     assert fits == [True, False]
-
-
-def test_the_steps_of_accumulation_divide_the_images_of_a_gpu(capsys):
-    words = ("ViT-L/16", "--gpu", "rtx4090", "--gpus", "2", "--img-size", "384")
-    text = plan(capsys, *words, "--batch-size", "202")  # 101 images on each, a prime
-    assert re.findall(r"pass --grad-accum-steps (\d+) to train", text)[0] == "101"
-    text = plan(capsys, *words, "--batch-size", "180")
-    most, steps = re.findall(r"that does is (\d+);.*-steps (\d+) to train", text)[0]
-    assert 90 % int(steps) == 0
-    assert int(steps) < 90
-    assert 180 / int(steps) <= int(most)
 
 
 def test_short_runs_are_in_hours_and_slow_ones_have_three_digits(capsys):
@@ -106,18 +127,15 @@ def test_a_checkpoint_is_planned_as_the_model_in_it(tmp_path, capsys):
     assert found["model"] == str(path)
 
 
-def test_this_processor_is_measured(monkeypatch, capsys):
-    monkeypatch.setattr("vitkit.planning.measure.LEAST_SECONDS", 0.0)
-    monkeypatch.setattr("vitkit.planning.measure.LEAST_CALLS", 1)
-    monkeypatch.setattr("vitkit.cli.plan.request.available_memory", lambda: 5 * 10**9)
-    words = ("vit_tiny_patch16_224", "--gpu", "this", "--batch-size", "2", "--img-size", "32",
-             "--spec.depth", "1", "--measure", "--json")  # fmt: skip
-    found = json.loads(plan(capsys, *words))
-    assert found["gpu"] == "this processor"
-    for title in ("no checkpointing", "checkpointing"):
-        kept = found["measured"][f"{title}: bytes kept for the backward pass"]
-        assert kept["formula"] == pytest.approx(kept["measured"], rel=0.1)
-    assert found["available_bytes"] == 3e9
+def test_the_gpu_of_this_machine_by_its_own_figures(monkeypatch, capsys):
+    here = SimpleNamespace(name="NVIDIA H200", total_memory=150 * 10**9)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: here)
+    found = json.loads(plan(capsys, "ViT-B/16", "--gpu", "this", "--json"))
+    assert (found["gpu"], found["available_bytes"]) == ("NVIDIA H200", 148e9)
+    here.name = "NVIDIA H20"
+    assert cli.run(["plan", "ViT-B/16", "--gpu", "this"]) == 2
+    assert "--gpu this: the peak of 'NVIDIA H20' is not known" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -128,7 +146,7 @@ def test_this_processor_is_measured(monkeypatch, capsys):
         ("ViT-B/16 --gpus 0", r"--gpus 0: must be 1 or more"),
         ("ViT-B/16 --epochs 0", r"--epochs 0: must be 1 or more"),
         ("ViT-B/16 --batch-size 0", r"--batch-size 0: must be 1 or more"),
-        ("ViT-B/16 --images 100", r"--batch-size 256 \(the default\): --images 100 do .* 100 or"),
+        ("ViT-B/16 --images 100", r"--batch-size 256: --images 100 do .* 100 or"),
         (
             "ViT-B/16 --gpus 8 --batch 2048 --images 101",
             r"--batch-size 2048: --images 101 do not fill one step of --gpus 8; pass .* 96 or less",
@@ -137,8 +155,8 @@ def test_this_processor_is_measured(monkeypatch, capsys):
         ("vit_bas_patch16_224", r"no model .*did you mean 'vit_base_patch16_224'"),
         ("ViT-B/16 --img-size 225", r"225 .* not divisible by patch_size 16"),
         ("ViT-B/16 --spec.num-heads 7", r"width 768 is not divisible by num_heads 7"),
-        ("ViT-B/16 --gpus 2 --gpu this", r"--gpus 2: .*one processor"),
-        ("ViT-B/16 --measure", r"--measure: .*pass --gpu this|--measure: .*add --gpu this"),
+        ("ViT-B/16 --gpu this", r"--gpu this: this machine has no CUDA GPU; pass one of h100, "),
+        ("ViT-B/16 --measure", r"there is no flag --measure; .* by formula"),
         ("ViT-B/16 --amp bfloat16 --gpu t4", r"--amp bfloat16: t4 has none"),
         ("ViT-B/16 --gpus 8 --opt muon --parallel fsdp", r"--opt muon needs whole matrices, and"),
         ("ViT-B/16 --opt lion", r"--opt lion: must be one of"),
@@ -146,7 +164,8 @@ def test_this_processor_is_measured(monkeypatch, capsys):
         ("ViT-B/16 --spec.stem resnet", r"stem|stages"),
     ],
 )
-def test_mistakes_are_one_line(words, message, capsys):
+def test_mistakes_are_one_line(words, message, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert cli.run(["plan", *words.split()]) == 2
     error = capsys.readouterr().err
     assert re.search(message, error)

@@ -50,7 +50,7 @@ MOVED_VERBS = {
     "bench": "`python benchmarks/versus MODEL` in a checkout of the repository",
 }
 """Verb that is no longer one -> what to type instead."""
-KEEP_MEMORY = ("train", "plan", "explain", "report")
+KEEP_MEMORY = ("train", "explain", "report")
 """Verbs that run a model in torch in this process, call after call, and without an engine."""
 
 EXAMPLES = """examples:

@@ -1,1 +1,1 @@
-"""Operations, memory and time of a training, before it is started (`docs/scaling.md`)."""
+"""Operations, memory and time of a training, by formula, before it starts (`docs/scaling.md`)."""

@@ -206,6 +206,7 @@ OTHERS = {
     "lr_scheduler": "sched",
     "max_epochs": "epochs",
     "merge": "token merging is in examples/research/token_merging.py now.",
+    "measure": "plan works by formula alone; benchmarks/scaling.py compares with measurements.",
     "mixed_precision": "amp",
     "mixup_alpha": "mixup",
     "ngpus": "devices",
