@@ -99,7 +99,9 @@ def test_activations_are_what_autograd_keeps(name, amp, kernel, recompute):
     assert BENCHMARK["kept_by_formula"](run, 4) == pytest.approx(counted, rel=0.06)
 
 
-@pytest.mark.parametrize("case", list(BENCHMARK["gpu_cases"]()), ids=lambda case: " ".join(case[:2]))
+@pytest.mark.parametrize(
+    "case", list(BENCHMARK["gpu_cases"]()), ids=lambda case: " ".join(case[:2])
+)
 def test_memory_and_time_of_a_step_on_a_gpu(case):
     gpu, _, run, images, how, measured = case
     peak = BENCHMARK["peak_without_images"](run, images)

@@ -151,7 +151,7 @@ def test_the_gpu_of_this_machine_by_its_own_figures(monkeypatch, capsys):
             "ViT-B/16 --gpus 8 --batch 2048 --images 101",
             r"--batch-size 2048: --images 101 do not fill one step of --gpus 8; pass .* 96 or less",
         ),
-        ("ViT-B/16 --gpus 8 --images 5", r"--batch-size 2048 .* --gpus 8; pass --gpus 5 or less"),
+        ("ViT-B/16 --gpus 8 --images 5", r"--batch-size 2048: .* --gpus 8; pass --gpus 5 or less"),
         ("vit_bas_patch16_224", r"no model .*did you mean 'vit_base_patch16_224'"),
         ("ViT-B/16 --img-size 225", r"225 .* not divisible by patch_size 16"),
         ("ViT-B/16 --spec.num-heads 7", r"width 768 is not divisible by num_heads 7"),

@@ -138,7 +138,7 @@ def _block_traffic(run: Training, again: int) -> float:
     """
     spec, size, width, hidden = run.spec, run.size, run.spec.width, run.spec.mlp_width
     cast = (FULL + HALF) * run.is_mixed
-    functions = size * hidden * (1 if spec.mlp == "plain" else 2.5)  # a gate has two, a product
+    functions = size * hidden * (1.0 if spec.mlp == "plain" else 2.5)  # a gate has two, a product
     # bytes of each token
     forward = 2 * width * (4 * FULL + cast + size) + 2 * functions
     backward = 2 * width * (8 * FULL + 2 * cast + size) + 3 * functions
