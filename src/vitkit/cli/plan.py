@@ -6,6 +6,7 @@ import itertools
 import json as json_text
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -84,39 +85,7 @@ def plan_command(
         json: print JSON.
         spec: fields of `ViTSpec`.
     """
-    found, batch = find_gpu(gpu), gpus * 256 if batch_size is None else batch_size
-    _check_numbers(gpus, batch, epochs, images)
-    ways: list[Parallel] = ["ddp", "fsdp"] if parallel == "both" else [parallel]
-    if opt == "muon" and ways == ["fsdp"] and gpus > 1:
-        raise SettingError(
-            "--opt muon needs whole matrices, and --parallel fsdp splits them; pass "
-            "--parallel ddp or --opt adamw"
-        )
-    if opt == "muon" or gpus == 1:
-        ways = ["ddp"]
-    if amp == "auto":
-        amp = "bfloat16" if found.has_bfloat16 else "float16"
-    if amp == "bfloat16" and not found.has_bfloat16:
-        raise SettingError(f"--amp bfloat16: {gpu} has none; pass --amp float16 or off")
-    run = Training(
-        spec=_spec_of(model, img_size, spec or {}),
-        opt=opt,
-        amp=amp,
-        attention_kernel="plain" if attention_kernel == "plain" else "fused",
-        model_ema=model_ema,
-        gpus=gpus,
-    )
-    plan = _facts(model, run, found)
-    plan["schedule"] = {"batch_size": batch, "images": images, "epochs": epochs}
-    plan["ways"] = []
-    for way, again in itertools.product(ways, [True] if grad_checkpointing else [False, True]):
-        one = replace(run, parallel=way, recompute=again)
-        plan["ways"].append(estimate(one, found, batch, epochs * images, compiled=compile))
-    if json:
-        sys.stdout.write(json_text.dumps(plan, indent=2) + "\n")
-        return
-    for line in (*_heading(plan, run), *_table(plan)):
-        sys.stdout.write(f"{fold(line, terminal_width())}\n")
+    _print_plan(Namespace(**locals()))
 
 
 def describe(_: Sequence[str] = ()) -> Command:
@@ -129,6 +98,47 @@ def run(arguments: list[str]) -> None:
     rest, spec = take_fields(read_words(describe(), arguments).ordered)
     with as_flags("img_size"), as_flags(*spec, group="spec."):
         tyro.cli(partial(plan_command, spec=spec), args=rest, prog="vitkit plan")
+
+
+def _print_plan(asked: Namespace) -> None:
+    found, batch = find_gpu(asked.gpu), asked.batch_size
+    gpus, opt, amp = asked.gpus, asked.opt, asked.amp
+    if batch is None:
+        batch = gpus * 256
+    _check_numbers(gpus, batch, asked.epochs, asked.images)
+    ways: list[Parallel] = ["ddp", "fsdp"] if asked.parallel == "both" else [asked.parallel]
+    if opt == "muon" and ways == ["fsdp"] and gpus > 1:
+        raise SettingError(
+            "--opt muon needs whole matrices, and --parallel fsdp splits them; pass "
+            "--parallel ddp or --opt adamw"
+        )
+    if opt == "muon" or gpus == 1:
+        ways = ["ddp"]
+    if amp == "auto":
+        amp = "bfloat16" if found.has_bfloat16 else "float16"
+    if amp == "bfloat16" and not found.has_bfloat16:
+        raise SettingError(f"--amp bfloat16: {asked.gpu} has none; pass --amp float16 or off")
+    run = Training(
+        spec=_spec_of(asked.model, asked.img_size, asked.spec or {}),
+        opt=opt,
+        amp=amp,
+        attention_kernel="plain" if asked.attention_kernel == "plain" else "fused",
+        model_ema=asked.model_ema,
+        gpus=gpus,
+    )
+    plan = _facts(asked.model, run, found)
+    plan["schedule"] = {"batch_size": batch, "images": asked.images, "epochs": asked.epochs}
+    plan["ways"], seen = [], asked.epochs * asked.images
+    for way, again in itertools.product(
+        ways, [True] if asked.grad_checkpointing else [False, True]
+    ):
+        one = replace(run, parallel=way, recompute=again)
+        plan["ways"].append(estimate(one, found, batch, seen, compiled=asked.compile))
+    if asked.json:
+        sys.stdout.write(json_text.dumps(plan, indent=2) + "\n")
+        return
+    for line in (*_heading(plan, run), *_table(plan)):
+        sys.stdout.write(f"{fold(line, terminal_width())}\n")
 
 
 def _check_numbers(gpus: int, batch: int, epochs: int, images: int) -> None:
