@@ -11,10 +11,14 @@ import pytest
 from matplotlib import font_manager
 from plots.figures import drawn_part, svg_text
 
-from vitkit.plots import fonts
 from vitkit.plots.confusion import draw_confusion, row_shares
-from vitkit.plots.figure import encode_png, encode_svg
-from vitkit.plots.wrapping import text_width, wrap_name
+from vitkit.plots.figure import (
+    covering_families,
+    encode_png,
+    encode_svg,
+    text_width,
+    wrap_name,
+)
 
 LONG = "a rather long class name that differs from the others at its very end "
 
@@ -135,13 +139,13 @@ def test_names_are_drawn_as_they_are(monkeypatch):
     """A dollar begins no formula; a letter that no font has is no warning, but is named."""
     own = [entry for entry in font_manager.fontManager.ttflist if "DejaVu" in entry.name]
     monkeypatch.setattr(font_manager.fontManager, "ttflist", own)
-    fonts.covering_families.cache_clear()
+    covering_families.cache_clear()
     figure = draw_confusion(np.eye(3, dtype=np.int64), ["$a_b$", "\\frac{", "猫"], "$ é")
     assert figure.missing == "猫"
     assert "$a_b$" in svg_text(figure)
     assert "猫" in svg_text(figure)
     assert encode_png(figure).startswith(b"\x89PNG")
-    fonts.covering_families.cache_clear()
+    covering_families.cache_clear()
 
 
 def test_a_letter_that_another_font_has_is_drawn_in_it():
@@ -150,7 +154,7 @@ def test_a_letter_that_another_font_has_is_drawn_in_it():
         return set(font_manager.get_font(font_manager.findfont(properties)).get_charmap())
 
     (code, *_) = sorted(characters("STIXGeneral") - characters("DejaVu Sans"))
-    families, missing = fonts.covering_families(chr(code))
+    families, missing = covering_families(chr(code))
     assert missing == ""
     assert families[0] == "DejaVu Sans"
     assert len(families) == 2

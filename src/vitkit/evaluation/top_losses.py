@@ -57,7 +57,7 @@ class TopLosses(list[ImageLoss]):
             ImageError: an image that can no longer be read.
         """
         # imported here: matplotlib takes half a second
-        from vitkit.plots.images import draw_images
+        from vitkit.plots.panels import draw_images
 
         captions = []
         for one in self:

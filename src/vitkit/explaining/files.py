@@ -49,6 +49,8 @@ FRAME_PIXELS, FRAME_SIDE = 370, 2.4
 """Longer side of an image in a frame, in pixels at most and in inches; larger files are slow."""
 TILE = 112
 """Pixels of a map of the sheet, on its longer side, at least half and at most twice as many."""
+LARGEST_TILE, SHEET_WIDTH = 0.9, 6.4
+"""Inches of the longer side of such a map at most, and of all maps of a row."""
 SECTION = re.compile(
     r'<section data-title="(?P<title>[^"]*)" data-file="(?P<file>[^"]*)">.*?</section>\n', re.DOTALL
 )
@@ -564,7 +566,7 @@ def draw_attention_sheet(explainer: ImageExplainer) -> NotebookFigure:
         explainer: of the image.
     """
     # imported here: matplotlib takes half a second
-    from vitkit.plots.tiles import draw_tiles
+    from vitkit.plots.panels import Panel, draw_panels
 
     checkpoint = explainer.checkpoint
     maps = attention_of_heads(checkpoint.model, explainer.images)[0].cpu().numpy()  # L k gh gw
@@ -572,20 +574,21 @@ def draw_attention_sheet(explainer: ImageExplainer) -> NotebookFigure:
     seen = np.repeat(seen, 3, axis=2) if seen.shape[2] == 1 else seen
     # whole factors, so that pixels stay squares
     larger = max(seen.shape[:2])
-    seen = enlarge(seen, max(1, TILE // larger))
     step = max(1, larger // TILE)
-    seen = np.ascontiguousarray(seen[::step, ::step])
+    seen = np.ascontiguousarray(enlarge(seen, max(1, TILE // larger))[::step, ::step])
     height, width = seen.shape[:2]
     whole = (0.0, 0.0, float(height), float(width))
-    tiles = np.empty((*maps.shape[:2], *seen.shape), np.uint8)
+    panels = []
     for layer, head in np.ndindex(*maps.shape[:2]):
         values = place_grid(maps[layer, head], (height, width), whole, smooth=False)
-        tiles[layer, head] = ColourScale.of(values).blend(seen, values)
-    notes = [f"{100 * value:.3g} %" for value in maps.max(axis=(2, 3)).flat]
-    return draw_tiles(
-        tiles,
-        rows=[f"layer {layer}" for layer in range(maps.shape[0])],
-        columns=[f"head {head}" for head in range(maps.shape[1])],
-        notes=notes,
-        caption="below each map: the largest share of attention of one patch",
-    )
+        panel = Panel(
+            ColourScale.of(values).blend(seen, values),
+            "" if layer else f"head {head}",
+            [f"{100 * maps[layer, head].max():.3g} %"],
+            row="" if head else f"layer {layer}",
+        )
+        panels.append(panel)
+    across = maps.shape[1]
+    caption = ["below each map: the largest share of attention of one patch"]
+    side = min(LARGEST_TILE, SHEET_WIDTH / across)
+    return draw_panels(panels, across=across, caption=caption, side=side)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from vitkit.errors import SettingError, ShapeError
 from vitkit.messages import escape
-from vitkit.plots.figure import SCREEN_DPI, NotebookFigure, drawing_style, fit_to_contents
+from vitkit.plots.figure import NotebookFigure, new_figure
 
 CELL = 0.19
 """Inches of a cell; smaller if the tokens do not fit on a page."""
@@ -64,21 +64,19 @@ def plot_attention(
         if tokens and len(tokens) != count:
             raise SettingError(f"{name} has {len(tokens)} tokens; the weights have {count}")
     names = [escape(token) for token in (*queries, *keys)]
-    with drawing_style("".join([title, query_name, key_name, *names])) as missing:
-        figure = _draw_maps(maps, queries, keys, escape(title), (query_name, key_name))
-        figure.missing = missing
-        fit_to_contents(figure)
-    return figure
+    text = "".join([title, query_name, key_name, *names])
+    return _draw_maps(maps, queries, keys, (escape(title), query_name, key_name), text)
 
 
 def _draw_maps(
     maps: Float[np.ndarray, "k Q K"],
     queries: Sequence[str],
     keys: Sequence[str],
-    title: str,
-    axis_names: tuple[str, str],
+    titles: tuple[str, str, str],
+    text: str,
 ) -> NotebookFigure:
     """Draw the maps in rows, with tokens at the left and below, and one colour bar."""
+    title, query_name, key_name = titles
     heads, rows, columns = maps.shape
     cell = min(CELL, LARGEST / max(rows, columns))
     width, height = max(SMALLEST, columns * cell), max(SMALLEST, rows * cell)
@@ -87,26 +85,22 @@ def _draw_maps(
     step = width + GAP, height + GAP + 0.15
     size = across * step[0] + 0.6, down * step[1]
     most = float(maps.max()) or 1.0
-    figure = NotebookFigure(figsize=size, dpi=SCREEN_DPI)
-    for head in range(heads):
-        row, column = divmod(head, across)
-        left, bottom = column * step[0], size[1] - row * step[1] - height
-        axes = figure.add_axes(
-            (left / size[0], bottom / size[1], width / size[0], height / size[1])
-        )
-        drawn = axes.imshow(maps[head], cmap="viridis", vmin=0, vmax=most, aspect="auto")
-        heading = f"head {head}" if heads > 1 else ""
-        if title and head == 0:
-            heading = f"{title}\n{heading}".rstrip()
-        axes.set_title(heading, loc="left", parse_math=False)
-        is_first, is_last = column == 0, head + across >= heads
-        _name_tokens(axes.yaxis, queries, axis_names[0], is_named=is_first)
-        _name_tokens(axes.xaxis, keys, axis_names[1], is_named=is_last)
-    left, bottom = across * step[0] - GAP + 0.1, size[1] - height
-    place = (left / size[0], bottom / size[1], 0.1 / size[0], height / size[1])
-    bar = figure.colorbar(drawn, cax=figure.add_axes(place))
-    bar.set_label("attention weight")
-    bar.outline.set_linewidth(0.6)
+    with new_figure(*size, text) as figure:
+        for head in range(heads):
+            row, column = divmod(head, across)
+            bottom = size[1] - row * step[1] - height
+            axes = figure.place(column * step[0], bottom, width, height)
+            drawn = axes.imshow(maps[head], cmap="viridis", vmin=0, vmax=most, aspect="auto")
+            heading = f"head {head}" if heads > 1 else ""
+            if title and head == 0:
+                heading = f"{title}\n{heading}".rstrip()
+            axes.set_title(heading, loc="left", parse_math=False)
+            _name_tokens(axes.yaxis, queries, query_name, is_named=column == 0)
+            _name_tokens(axes.xaxis, keys, key_name, is_named=head + across >= heads)
+        place = figure.place(across * step[0] - GAP + 0.1, size[1] - height, 0.1, height)
+        bar = figure.colorbar(drawn, cax=place)
+        bar.set_label("attention weight")
+        bar.outline.set_linewidth(0.6)
     return figure
 
 

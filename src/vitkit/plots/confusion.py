@@ -15,8 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from vitkit.messages import escape, percent
 from vitkit.plots import MAX_CLASSES
-from vitkit.plots.figure import SCREEN_DPI, NotebookFigure, drawing_style, fit_to_contents
-from vitkit.plots.wrapping import text_width, wrap_name, wrap_names
+from vitkit.plots.figure import NotebookFigure, new_figure, text_width, wrap_name
 
 MOST_NAMED = 100
 """Classes of the largest matrix whose rows and columns have names; others have numbers."""
@@ -54,11 +53,9 @@ def draw_confusion(
     """
     assert len(classes) <= MAX_CLASSES, "checked before the counts are gathered"
     names = [escape(name) for name in classes]
-    with drawing_style("".join((title, *names))) as missing:
-        side = _side(len(counts))
-        figure = NotebookFigure(figsize=(side + 1, side), dpi=SCREEN_DPI)
-        figure.missing = missing
-        axes = figure.add_axes((0, 0, side / (side + 1), 1))
+    side = _side(len(counts))
+    with new_figure(side + 1, side, "".join((title, *names))) as figure:
+        axes = figure.place(0.0, 0.0, side, side)
         # cells without images are white, and a single image is darker than that
         shares = np.ma.masked_equal(_enlarged(100 * row_shares(counts)), 0)
         shown = axes.imshow(
@@ -77,7 +74,6 @@ def draw_confusion(
         else:
             _draw_class_numbers(axes, counts, names)
         _draw_colour_bar(figure, shown, side)
-        fit_to_contents(figure)
     return figure
 
 
@@ -124,7 +120,7 @@ def _draw_names(axes: Axes, names: list[str], side: float) -> None:
     cell = side * POINTS / len(names)
     font = min(8.0, 0.8 * cell)
     most_lines = max(1, int(cell / (1.15 * font)))
-    rows = wrap_names(names, most_lines, least_width=18)
+    rows = _wrap_names(names, most_lines, least_width=18)
     # level below its column where a name fits there, else upwards
     letters = int(cell / (LETTER * font))
     level = [wrap_name(name, letters) for name in names]
@@ -134,6 +130,17 @@ def _draw_names(axes: Axes, names: list[str], side: float) -> None:
     axes.set_yticks(numbers, rows, fontsize=font, parse_math=False)
     axes.set_xticks(numbers, columns, fontsize=font, rotation=0 if fits else 90, parse_math=False)
     axes.tick_params(length=0)
+
+
+def _wrap_names(names: list[str], most_lines: int, least_width: int) -> list[str]:
+    """Break names into at most `most_lines` lines, of at least `least_width` letters a line."""
+    if most_lines == 1:
+        return names
+    # all names get the width of the longest, so that their lines look alike
+    width = least_width
+    while any(len(wrap_name(name, width)) > most_lines for name in names):
+        width += 1
+    return ["\n".join(wrap_name(name, width)) for name in names]
 
 
 def _fits(name: str, lines: list[str]) -> bool:
@@ -192,7 +199,6 @@ def _draw_class_numbers(axes: Axes, counts: Int64[np.ndarray, "K K"], names: Seq
 
 def _draw_colour_bar(figure: NotebookFigure, shown: AxesImage, side: float) -> None:
     """Draw the scale of the shares beside the matrix."""
-    scale = figure.add_axes(((side + 0.12) / (side + 1), 0, 0.14 / (side + 1), 1))
-    bar = figure.colorbar(shown, cax=scale, ticks=PER_CENT)
+    bar = figure.colorbar(shown, cax=figure.place(side + 0.12, 0.0, 0.14, side), ticks=PER_CENT)
     bar.set_label("share of the true class's images (%)")
     bar.outline.set_linewidth(0.6)

@@ -5,17 +5,20 @@ Modules that draw import matplotlib, so they are imported in the functions that 
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from io import BytesIO
 from typing import Any
+from unicodedata import east_asian_width
 
 from matplotlib import rc_context, rcParamsDefault
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontEntry, fontManager, get_font
 from PIL import Image
-
-from vitkit.plots.fonts import covering_families
 
 DPI = 300
 """Dots an inch of a PNG file, as journals ask for."""
@@ -56,6 +59,14 @@ COMPRESSION = 4
 """zlib's level in PNG files: Pillow's own, 6, takes up to twice the time and saves 1 to 3 %."""
 
 
+OWN_FONT, BOXES = "DejaVu Sans", "Last Resort"
+"""The font that is part of matplotlib, and the first words of the name of a font of boxes."""
+PIECES = re.compile(
+    r"(?:(?<!\S)-(?=\d)|\d+(?:[.,]\d+)*(?: %)?|[^\s_\-/.,;:|])*(?:(?!(?<=\s)-\d)[\s_\-/.,;:|])*"
+)
+"""A word with the signs after it, where a line may end; -0.19 and 97.3 % are one word each."""
+
+
 class NotebookFigure(Figure):
     """A matplotlib figure that does not depend on the user's style.
 
@@ -66,6 +77,21 @@ class NotebookFigure(Figure):
     """
 
     missing: str = ""
+
+    def place(
+        self, left: float, bottom: float, width: float, height: float, label: str = ""
+    ) -> Axes:
+        """Add axes at a place in inches, from the lower left corner of the figure.
+
+        Args:
+            left: of the axes.
+            bottom: of the axes.
+            width: of the axes.
+            height: of the axes.
+            label: a name to find them by.
+        """
+        across, up = self.get_size_inches()
+        return self.add_axes((left / across, bottom / up, width / across, height / up), label=label)
 
     def draw(self, renderer: Any) -> None:
         """Draw the figure in its own style: matplotlib makes some marks of the axes only now.
@@ -109,6 +135,64 @@ def drawing_style(text: str = "") -> Iterator[str]:
         yield missing
 
 
+@contextmanager
+def new_figure(width: float, height: float, text: str = "") -> Iterator[NotebookFigure]:
+    """Draw a figure in the style of all figures, and fit it to its contents at the end.
+
+    Args:
+        width: in inches, before it is fitted.
+        height: likewise.
+        text: all names that will be drawn.
+
+    Yields:
+        The empty figure.
+    """
+    with drawing_style(text) as missing:
+        figure = NotebookFigure(figsize=(width, height), dpi=SCREEN_DPI)
+        figure.missing = missing
+        yield figure
+        fit_to_contents(figure)
+
+
+@lru_cache(maxsize=16)
+def covering_families(text: str) -> tuple[list[str], str]:
+    """Return font families that together have the characters of a text.
+
+    Args:
+        text: any text; line breaks and spaces need no font.
+
+    Returns:
+        The families, matplotlib's own first, and the characters that no font has, sorted.
+    """
+    families = [OWN_FONT]
+    missing = {letter for letter in text if not letter.isascii() and not letter.isspace()}
+    boxes = [entry.name for entry in fontManager.ttflist if entry.name.startswith(BOXES)]
+    for entry in sorted(fontManager.ttflist, key=_order):
+        if not missing:
+            return families, ""
+        found = set() if entry.name in boxes else missing & _characters(str(entry.fname))
+        if found and entry.name not in families:
+            families.append(entry.name)
+        missing -= found
+    # the font of boxes comes last, so that it replaces no letter of another font
+    return families + boxes[:1], "".join(sorted(missing))
+
+
+def _order(entry: FontEntry) -> tuple[object, ...]:
+    """Sort fonts: matplotlib's own first, then those that look most like it."""
+    weight_differs = str(entry.weight) not in ("400", "normal", "regular")
+    differs = entry.style != "normal", weight_differs, "Sans" not in entry.name
+    return entry.name != OWN_FONT, *differs, entry.name
+
+
+def _characters(path: str) -> set[str]:
+    """Return the characters of a font file; none of a file that cannot be opened."""
+    try:
+        return {chr(code) for code in get_font(path).get_charmap()}
+    except (OSError, RuntimeError):
+        return set()
+
+
 def fit_to_contents(figure: Figure) -> None:
     """Resize a figure to fit its texts; the drawn elements keep their size.
 
@@ -125,6 +209,49 @@ def fit_to_contents(figure: Figure) -> None:
         size = (place.width * width / new_width, place.height * height / new_height)
         axes.set_position((left, bottom, *size))
     figure.set_size_inches(new_width, new_height)
+
+
+def text_width(text: str) -> int:
+    """Return the width of a text in letters; a Chinese character is as wide as two.
+
+    >>> text_width("cat"), text_width("猫")
+    (3, 2)
+    """
+    return sum(2 if east_asian_width(letter) in "WF" else 1 for letter in text)
+
+
+def wrap_name(
+    name: str, width: int | float, measure: Callable[[str], int | float] = text_width
+) -> list[str]:
+    """Break a name into lines of at most `width`, between its words where it can.
+
+    >>> wrap_name("golden_retriever puppy", 10)
+    ['golden_', 'retriever', 'puppy']
+    >>> wrap_name("Donaudampfschiff", 9)
+    ['Donaudamp', 'fschiff']
+    >>> wrap_name("(p = 0.048), deletion -0.19", 20)
+    ['(p = 0.048),', 'deletion -0.19']
+    >>> wrap_name("(p = 0.048), deletion -0.19", 8)
+    ['(p =', '0.048),', 'deletion', '-0.19']
+
+    Args:
+        name: any text; of spaces alone one empty line remains.
+        width: of a line, in the unit of `measure`; a letter that is wider has a line of its own.
+        measure: returns the width of a text; default in letters.
+    """
+    lines = [""]
+    for piece in PIECES.findall(name):
+        if measure((lines[-1] + piece).rstrip()) <= width:
+            lines[-1] += piece
+            continue
+        if lines[-1]:
+            lines.append("")
+        # a word that is longer than a line is broken where the line ends
+        for letter in piece:
+            if lines[-1] and measure((lines[-1] + letter).rstrip()) > width:
+                lines.append("")
+            lines[-1] += letter
+    return [line.rstrip() for line in lines if line.strip()] or [""]
 
 
 def encode_png(

@@ -3,40 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import UInt8
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+from PIL import Image
 
-from vitkit.io.atomic import replacing
+from vitkit.io.atomic import write_bytes
 from vitkit.messages import escape
 from vitkit.plots.figure import (
     SCREEN_DPI,
     NotebookFigure,
-    drawing_style,
     encode_png,
     encode_svg,
-    fit_to_contents,
+    new_figure,
+    wrap_name,
 )
 from vitkit.plots.overlay import ColourScale
-from vitkit.plots.wrapping import wrap_name
 
-SIDE = 3.0
-"""Longer side of an image, in inches; two of them are as wide as a page."""
+SIDE, SMALL_SIDE = 3.0, 1.15
+"""Longer side of an image, in inches: two of them, or six small ones, are as wide as a page."""
 GAP, TITLE, LINE, BAR, BAR_ROOM = 0.14, 0.2, 0.14, 0.09, 0.62
 """Inches between images, of a title, of a line of a caption, of a colour bar and of it with its
-numbers."""
+numbers; at most, as those of small images are smaller."""
 LOWEST_BAR = 0.8
 """Inches of a colour bar, at least: that of a panorama is higher than the image."""
 NARROWEST = 1.0
 """Inches of a column, at least: the caption of a narrow image needs some room."""
-LETTERS_AN_INCH = 17
-"""Letters of a caption in an inch."""
+FONT, LETTERS_AN_INCH = 7.0, 17
+"""Points of a caption, at most, and its letters in an inch."""
+SHARP_SIDE = 700
+"""Pixels of the longer side of a small image, twice those of a file; larger ones are reduced to
+this at least."""
 
 
 class Panel(NamedTuple):
@@ -48,6 +51,7 @@ class Panel(NamedTuple):
         caption: lines below it; long ones are broken.
         scale: scale of the colour bar on its right; none if absent.
         unit: unit of the values of the scale.
+        row: a name on its left.
     """
 
     pixels: UInt8[np.ndarray, "H W 3"]
@@ -55,6 +59,7 @@ class Panel(NamedTuple):
     caption: Sequence[str] = ()
     scale: ColourScale | None = None
     unit: str = ""
+    row: str = ""
 
 
 def draw_panels(
@@ -64,56 +69,85 @@ def draw_panels(
     title: str = "",
     caption: Sequence[str] = (),
     side: float = SIDE,
+    exact: bool = True,
 ) -> NotebookFigure:
     """Draw images in rows, each above its caption; nothing of a caption is cut.
 
     Args:
         panels: one image each, of any sizes.
         across: images in a row.
-        title: title of the figure.
+        title: title of the figure, one or more lines.
         caption: lines below the whole figure.
         side: longer side of an image, in inches.
+        exact: draw pixels as squares; False smooths them where there are more than dots.
 
     Returns:
         A figure; `pixel_dpi` of it gives the dots per inch of a file in which no pixel is lost.
     """
-    across = min(across, len(panels))
+    across = max(1, min(across, len(panels)))
     # All sizes in inches first: a figure is created with its own.
     lefts = _lefts(panels, across, side)
-    width = lefts[-1]
+    font, gap = _font(side), _gap(side)
     wrapped = []
     for number, panel in enumerate(panels):
         column = number % across
-        wrapped.append(_wrap(panel.caption, lefts[column + 1] - lefts[column] - GAP))
-    below = _wrap(caption, width)
+        wrapped.append(_wrap(panel.caption, lefts[column + 1] - lefts[column] - gap, font))
+    below = _wrap(caption, lefts[-1], FONT)
+    above = [escape(line) for line in title.split("\n") if title]
     rows = []
     for start in range(0, len(panels), across):
         row = range(start, min(start + across, len(panels)))
         heights = [_size(panels[n], side)[1] for n in row]
         heights += [LOWEST_BAR for n in row if panels[n].scale]
-        above = TITLE if any(panels[n].title for n in row) else 0.0
+        space = TITLE if any(panels[n].title for n in row) else 0.0
         lines = max(len(wrapped[n]) for n in row)
-        rows.append((row, above, max(heights), lines * LINE + GAP))
-    height = sum(above + image + text for _, above, image, text in rows)
-    top = height = height + (TITLE if title else 0.0) + len(below) * LINE + GAP
-    # The font is chosen by the characters in the text.
-    names = "".join([title, *caption, *(panel.title + panel.unit for panel in panels)])
-    with drawing_style(names + "".join(map("".join, wrapped))) as missing:
-        figure = NotebookFigure(figsize=(width, height), dpi=SCREEN_DPI)
-        figure.missing = missing
-        if title:
-            _write(figure, (0.0, top / height), [escape(title)], size=9.0)
-            top -= TITLE
-        for row, above, image, text in rows:
-            top -= above + image
+        rows.append((row, space + max(heights), lines * LINE * font / FONT + gap))
+    height = sum(image + text for _, image, text in rows)
+    top = height = height + len(above) * TITLE + len(below) * LINE + GAP
+    names = "".join(panel.title + panel.unit + panel.row for panel in panels)
+    texts = "".join([title, *caption, names, *map("".join, wrapped)])
+    with new_figure(lefts[-1], height, texts) as figure:
+        _write(figure, top, above, size=9.0)
+        top -= len(above) * TITLE
+        for row, image, text in rows:
+            top -= image
             for place, number in enumerate(row):
-                _draw(figure, panels[number], wrapped[number], (lefts[place], top), side)
+                axes = _draw(figure, panels[number], wrapped[number], (lefts[place], top), side)
+                axes.get_images()[0].set_interpolation("none" if exact else "auto")
             top -= text
-        if below:
-            _write(figure, (0.0, (top + GAP / 2) / height), below)
-        fit_to_contents(figure)
-        _snap(figure, pixel_dpi(figure))
+        _write(figure, top + GAP / 2, below)
+    _snap(figure, pixel_dpi(figure))
     return figure
+
+
+def draw_images(
+    images: Iterable[UInt8[np.ndarray, "_ _ _"]],
+    captions: Sequence[Sequence[str]],
+    title: str,
+    across: int = 6,
+) -> NotebookFigure:
+    """Draw small images in rows, each above its caption; nothing of a caption is cut.
+
+    Args:
+        images: (H, W, 3) RGB or (H, W, 1) grey, uint8; each of its own size. Of an iterator, one
+            image after the other is read and reduced.
+        captions: lines of text for each image; long ones are broken.
+        title: title of the figure, one or more lines.
+        across: images in a row.
+    """
+    panels = []
+    for image, lines in zip(images, captions, strict=True):
+        panels.append(Panel(_reduced(image), caption=lines))
+    return draw_panels(panels, across=across, title=title, side=SMALL_SIDE, exact=False)
+
+
+def _reduced(image: UInt8[np.ndarray, "_ _ _"]) -> UInt8[np.ndarray, "h w 3"]:
+    """Return a photograph in fewer pixels, smaller images as they are; in colours."""
+    image = np.broadcast_to(image, (*image.shape[:2], 3))
+    factor = max(image.shape[:2]) // SHARP_SIDE
+    if factor < 2:
+        return image
+    return np.asarray(Image.fromarray(np.ascontiguousarray(image)).reduce(factor))
 
 
 def pixel_dpi(figure: Figure, least: int = SCREEN_DPI) -> float:
@@ -151,8 +185,7 @@ def save_panels(
         content = encode_svg(figure, software, source)
     else:
         content = encode_png(figure, software, pixel_dpi(figure), source)
-    with replacing(path) as temporary:
-        temporary.write_bytes(content)
+    write_bytes(path, content)
 
 
 def _size(panel: Panel, side: float) -> tuple[float, float]:
@@ -162,46 +195,61 @@ def _size(panel: Panel, side: float) -> tuple[float, float]:
     return width * inch, height * inch
 
 
+def _font(side: float) -> float:
+    """Return the points of a caption below an image of this side in inches."""
+    return min(FONT, 7.2 * side)
+
+
+def _gap(side: float) -> float:
+    """Return the inches between images of this side in inches."""
+    return min(GAP, 0.1 * side)
+
+
 def _lefts(panels: Sequence[Panel], across: int, side: float) -> list[float]:
     """Return the left edge of each column in inches, and the right end."""
     lefts = [0.0]
     for column in range(across):
-        widths = [NARROWEST]
+        widths = [min(NARROWEST, 0.9 * side)]
         for panel in panels[column::across]:
             widths.append(_size(panel, side)[0] + (BAR_ROOM if panel.scale else 0.0))
-        lefts.append(lefts[-1] + max(widths) + GAP)
+        lefts.append(lefts[-1] + max(widths) + _gap(side))
     return lefts
 
 
-def _wrap(lines: Sequence[str], width: float) -> list[str]:
-    letters = int(width * LETTERS_AN_INCH)
+def _wrap(lines: Sequence[str], width: float, font: float) -> list[str]:
+    letters = int(width * LETTERS_AN_INCH * FONT / font)
     return [part for line in lines for part in wrap_name(escape(line), letters)]
 
 
 def _draw(
-    figure: Figure, panel: Panel, caption: Sequence[str], corner: tuple[float, float], side: float
-) -> None:
+    figure: NotebookFigure,
+    panel: Panel,
+    caption: Sequence[str],
+    corner: tuple[float, float],
+    side: float,
+) -> Axes:
     """Draw one image with its texts and its colour bar; `corner` is its lower left, in inches."""
-    across, up = figure.get_size_inches()
     width, height = _size(panel, side)
     left, bottom = corner
-    axes = figure.add_axes((left / across, bottom / up, width / across, height / up), label="image")
-    axes.imshow(panel.pixels, interpolation="none", aspect="auto")
+    axes = figure.place(left, bottom, width, height, label="image")
+    axes.imshow(panel.pixels, aspect="auto")
     axes.set_axis_off()
+    font = min(8.0, 12 * side)
     if panel.title:
         # with a height: otherwise matplotlib measures all ticks, even invisible ones
         name = escape(panel.title)
-        axes.set_title(name, loc="left", y=1.0, pad=3, fontsize=8.0, parse_math=False)
-    if caption:
-        below: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
-        axes.annotate(
-            "\n".join(caption), (0, 0), xytext=(0, -4), ha="left", va="top", fontsize=7,
-            linespacing=1.25, parse_math=False, **below,
-        )  # fmt: skip
+        axes.set_title(name, loc="left", y=1.0, pad=3, fontsize=font, parse_math=False)
+    if panel.row:
+        place, ends = (-0.06, 0.5), {"ha": "right", "va": "center", "fontsize": font}
+        axes.text(*place, escape(panel.row), transform=axes.transAxes, parse_math=False, **ends)
+    axes.annotate(
+        "\n".join(caption), (0, 0), xytext=(0, -4), xycoords="axes fraction", va="top",
+        textcoords="offset points", fontsize=_font(side), linespacing=1.25, parse_math=False,
+    )  # fmt: skip
     if panel.scale is not None:
-        high = max(height, LOWEST_BAR)
-        place = ((left + width + 0.06) / across, bottom / up, BAR / across, high / up)
-        _draw_bar(figure.add_axes(place, label="bar"), panel.scale, panel.unit)
+        bar = figure.place(left + width + 0.06, bottom, BAR, max(height, LOWEST_BAR), label="bar")
+        _draw_bar(bar, panel.scale, panel.unit)
+    return axes
 
 
 def _draw_bar(axes: Axes, scale: ColourScale, unit: str) -> None:
@@ -228,14 +276,14 @@ def _short_number(value: float, position: int | None = None) -> str:
     return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e").replace("-", "\N{MINUS SIGN}")
 
 
-def _write(
-    figure: Figure, place: tuple[float, float], lines: Sequence[str], size: float = 7.0
-) -> None:
-    """Write lines of text whose upper left corner is at a place of the figure."""
-    # in axes of their own, which are moved with the others when the figure is fitted
-    axes = figure.add_axes((place[0], place[1], 1e-3, 1e-3), label="text")
-    axes.set_axis_off()
-    axes.text(0, 0, "\n".join(lines), va="top", fontsize=size, linespacing=1.25, parse_math=False)
+def _write(figure: NotebookFigure, top: float, lines: Sequence[str], size: float = FONT) -> None:
+    """Write lines of text at the left, whose upper edge is at a height in inches."""
+    if lines:
+        # in axes of their own, which are moved with the others when the figure is fitted
+        axes = figure.place(0.0, top, 0.01, 0.01, label="text")
+        axes.set_axis_off()
+        text = "\n".join(lines)
+        axes.text(0, 0, text, va="top", fontsize=size, linespacing=1.25, parse_math=False)
 
 
 def _snap(figure: Figure, dpi: float) -> None:

@@ -15,7 +15,7 @@ from vitkit.data.images.colour import RGBPixels
 from vitkit.io.atomic import replacing
 from vitkit.io.results import PNG_KEY, png_result
 from vitkit.messages import escape, percent
-from vitkit.plots.wrapping import wrap_name
+from vitkit.plots.figure import wrap_name
 from vitkit.prediction.predictor import Prediction
 
 Font: TypeAlias = ImageFont.FreeTypeFont

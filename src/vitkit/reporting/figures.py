@@ -47,7 +47,7 @@ def reliability_svg(
         title: title of the panel.
         name: begins its identifiers.
     """
-    from vitkit.plots.reliability import draw_reliability
+    from vitkit.plots.curves import draw_reliability
 
     return inline_svg(draw_reliability(confidence, right, title), name)
 

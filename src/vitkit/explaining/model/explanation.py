@@ -20,7 +20,7 @@ from vitkit.plots.html import html_image, html_text
 
 if TYPE_CHECKING:
     from vitkit.plots.figure import NotebookFigure
-    from vitkit.plots.model.sheet import ModelPanel
+    from vitkit.plots.model import ModelPanel
 
 WRITER = "vitkit explain --model"
 """Text in the files of a model's explanation that names their writer."""
@@ -90,7 +90,7 @@ class ModelExplanation:
             SettingError: another panel, or one that this model does not have.
         """
         # imported here: the numbers need no matplotlib
-        from vitkit.plots.model.sheet import draw_model_panels
+        from vitkit.plots.model import draw_model_panels
 
         panels = list(self._panels())
         if not panels:
@@ -173,14 +173,15 @@ class ModelExplanation:
 
     def _panels(self) -> Iterator[ModelPanel]:
         """Yield the panels that this model has."""
-        from vitkit.plots.model.curves import (
+        from vitkit.plots.model import (
+            ModelPanel,
             draw_distance,
             draw_entropy,
+            draw_filters,
             draw_norms,
+            draw_positions,
             draw_similarity,
         )
-        from vitkit.plots.model.images import draw_filters, draw_positions
-        from vitkit.plots.model.sheet import ModelPanel
 
         components, cosine = self.filters.components, self.positions.cosine
         depth, artefacts = self.depth, self.artefacts
@@ -203,7 +204,7 @@ class ModelExplanation:
 
     def _detail(self, panel: str) -> str:
         """Return the part of a figure's caption that follows model and images."""
-        from vitkit.plots.model.images import shown_positions
+        from vitkit.plots.model import shown_positions
 
         if panel == "filters":
             share = 100 * self.filters.shares.sum()

@@ -47,7 +47,7 @@ def draw_batch(config: TrainConfig, max_images: int) -> NotebookFigure:
         UserError: wrong settings or data.
     """
     # imported here: matplotlib takes half a second
-    from vitkit.plots.images import draw_images
+    from vitkit.plots.panels import draw_images
 
     if max_images < 1:
         raise SettingError.about("max_images", max_images, "must be 1 or more")

@@ -1,1 +1,0 @@
-"""Figures of what a model has learned: panels, one figure each or all on a sheet."""
