@@ -286,13 +286,8 @@ class EveryMethod(ExplanationFiles):
     ) -> dict[str, Any]:
         """Return what the page shows of a file; what is lower than its size is cut off."""
         width, height = (round(CSS_DPI * side) for side in inches)
-        size = {"width": width, "height": height}
-        return {
-            "address": self._address(path),
-            "description": description,
-            "caption": caption,
-            **size,
-        }
+        shown = {"address": self._address(path), "width": width, "height": height}
+        return {**shown, "description": description, "caption": caption}
 
     def _address(self, path: Path) -> str:
         # bytes, as a name need not be UTF-8
@@ -319,10 +314,8 @@ class EveryMethod(ExplanationFiles):
         groups: dict[str, str] = {}
         for match in [*found.values(), *earlier]:  # those of this title first
             groups[match["title"]] = groups.get(match["title"], "") + match[0]
-        page = render_page(
-            templates, "gallery.html", generator=WRITER, title=title, groups=groups,
-            terms=[*terms, *TERMS],
-        )  # fmt: skip
+        values = {"title": title, "groups": groups, "terms": [*terms, *TERMS]}
+        page = render_page(templates, "gallery.html", generator=WRITER, **values)
         write_bytes(path, page.encode("utf-8", "replace"))
         self.earlier = len(earlier)
         return path

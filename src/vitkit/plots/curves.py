@@ -14,10 +14,8 @@ from vitkit.plots.figure import (
     BLUE,
     ORANGE,
     RED,
-    SCREEN_DPI,
     NotebookFigure,
-    drawing_style,
-    fit_to_contents,
+    decorate,
     new_figure,
 )
 
@@ -59,8 +57,7 @@ def draw_curves(
     panels = 2 if val_top1 is None else 3
     width = LEFT + panels * (PANEL[0] + GAP)
     height = BOTTOM + PANEL[1] + 0.5
-    with drawing_style():
-        figure = NotebookFigure(figsize=(width, height), dpi=SCREEN_DPI)
+    with new_figure(width, height) as figure:
         places = iter(_places(panels, width, height))
         axes = figure.add_axes(next(places))
         _line(axes, epochs, train_loss, "training", BLUE, "o")
@@ -76,7 +73,6 @@ def draw_curves(
         # matplotlib would write a common factor above the panel
         axes.yaxis.set_major_formatter(FuncFormatter(_short_number))
         _finish(axes, epochs, "learning rate")
-        fit_to_contents(figure)
     return figure
 
 
@@ -120,8 +116,7 @@ def draw_compared_curves(runs: Sequence[RunCurves]) -> NotebookFigure:
     ]
     longest = max((run.epochs for run in runs), key=len)
     width, height = LEFT + len(panels) * (PANEL[0] + GAP), BOTTOM + PANEL[1] + 0.5
-    with drawing_style():
-        figure = NotebookFigure(figsize=(width, height), dpi=SCREEN_DPI)
+    with new_figure(width, height) as figure:
         places = _places(len(panels), width, height)
         for place, (title, values) in zip(places, panels, strict=True):
             axes = figure.add_axes(place)
@@ -129,7 +124,6 @@ def draw_compared_curves(runs: Sequence[RunCurves]) -> NotebookFigure:
                 if one is not None:
                     _line(axes, run.epochs, one, run.name, colour, marker)
             _finish(axes, longest, title)
-        fit_to_contents(figure)
     return figure
 
 
@@ -145,8 +139,7 @@ def draw_rate_search(
         chosen: the rate that the run uses.
     """
     width, height = 4.0, 2.7
-    with drawing_style():
-        figure = NotebookFigure(figsize=(width, height), dpi=SCREEN_DPI)
+    with new_figure(width, height) as figure:
         axes = figure.add_axes((0.15, 0.2, 0.8, 0.6))
         axes.plot(rates, losses, color=BLUE, label="smoothed training loss")
         # no rate was tried to its end where the first loss was not finite
@@ -158,8 +151,7 @@ def draw_rate_search(
         axes.set_xscale("log")
         axes.set_xlabel("learning rate (logarithmic)")
         axes.set_ylabel("loss (nats)")
-        _decorate(axes)
-        fit_to_contents(figure)
+        decorate(axes)
     return figure
 
 
@@ -231,21 +223,7 @@ def _finish(axes: Axes, epochs: Float64[np.ndarray, " E"], title: str) -> None:
     if len(epochs) == 1:
         axes.set_xlim(epochs[0] - 1, epochs[0] + 1)
         axes.set_xticks(epochs)
-    _decorate(axes)
-
-
-def _decorate(axes: Axes) -> None:
-    """Leave out the frame's upper and right line, and put the legend above the panel."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(visible=True, linewidth=0.4, color="#dddddd")
-    axes.set_axisbelow(True)
-    if any(not label.startswith("_") for label in axes.get_legend_handles_labels()[1]):
-        above: dict[str, Any] = {
-            "loc": "lower left",
-            "bbox_to_anchor": (-0.02, 1.0),
-            "borderpad": 0.2,
-        }
-        axes.legend(frameon=False, handlelength=1.8, labelspacing=0.25, **above)
+    decorate(axes)
 
 
 def _short_number(value: float, position: int | None = None) -> str:

@@ -211,6 +211,25 @@ def fit_to_contents(figure: Figure) -> None:
     figure.set_size_inches(new_width, new_height)
 
 
+def decorate(axes: Axes) -> int:
+    """Give a panel its grid, and its legend above it, where that hides nothing.
+
+    Args:
+        axes: without a frame at the right and above from now on.
+
+    Returns:
+        Rows of the legend.
+    """
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(visible=True, linewidth=0.4, color="#dddddd")
+    axes.set_axisbelow(True)
+    rows = len(axes.get_legend_handles_labels()[1])
+    if rows:
+        above: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1.0)}
+        axes.legend(frameon=False, handlelength=1.8, labelspacing=0.25, borderpad=0.2, **above)
+    return rows
+
+
 def text_width(text: str) -> int:
     """Return the width of a text in letters; a Chinese character is as wide as two.
 

@@ -14,7 +14,7 @@ from matplotlib.colors import Normalize
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from vitkit.messages import escape, percent
-from vitkit.plots.figure import BLUE, ORANGE, RED, NotebookFigure, new_figure, wrap_name
+from vitkit.plots.figure import BLUE, ORANGE, RED, NotebookFigure, decorate, new_figure, wrap_name
 
 PANEL = (1.6, 1.5)
 """Width and height of a panel on the sheet, in inches."""
@@ -222,14 +222,8 @@ def _finish(axes: Axes, depth: int, first: int = 0) -> None:
 
 
 def _decorate(axes: Axes) -> None:
-    """Give a panel its grid and legend."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(visible=True, linewidth=0.4, color="#dddddd")
-    axes.set_axisbelow(True)
-    # Above the panel, where it hides nothing; the title makes room for it.
-    rows = len(axes.get_legend_handles_labels()[1])
-    above: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1.0)}
-    axes.legend(frameon=False, handlelength=1.5, labelspacing=0.25, borderpad=0.2, **above)
+    """Give a panel its grid, its legend, and its title above that."""
+    rows = decorate(axes)
     axes.set_title(axes.get_title(), pad=LEGEND_ROW * rows + TITLE_GAP)
 
 

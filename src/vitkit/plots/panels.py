@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import UInt8
@@ -235,17 +235,21 @@ def _draw(
     axes.imshow(panel.pixels, aspect="auto")
     axes.set_axis_off()
     font = min(8.0, 12 * side)
+    look: dict[str, Any]
     if panel.title:
         # with a height: otherwise matplotlib measures all ticks, even invisible ones
         name = escape(panel.title)
         axes.set_title(name, loc="left", y=1.0, pad=3, fontsize=font, parse_math=False)
     if panel.row:
-        place, ends = (-0.06, 0.5), {"ha": "right", "va": "center", "fontsize": font}
-        axes.text(*place, escape(panel.row), transform=axes.transAxes, parse_math=False, **ends)
-    axes.annotate(
-        "\n".join(caption), (0, 0), xytext=(0, -4), xycoords="axes fraction", va="top",
-        textcoords="offset points", fontsize=_font(side), linespacing=1.25, parse_math=False,
-    )  # fmt: skip
+        look = {"ha": "right", "va": "center", "fontsize": font, "parse_math": False}
+        axes.text(-0.06, 0.5, escape(panel.row), transform=axes.transAxes, **look)
+    below: dict[str, Any] = {
+        "xytext": (0, -4),
+        "xycoords": "axes fraction",
+        "textcoords": "offset points",
+    }
+    look = {"va": "top", "fontsize": _font(side), "linespacing": 1.25, "parse_math": False}
+    axes.annotate("\n".join(caption), (0, 0), **below, **look)
     if panel.scale is not None:
         bar = figure.place(left + width + 0.06, bottom, BAR, max(height, LOWEST_BAR), label="bar")
         _draw_bar(bar, panel.scale, panel.unit)
