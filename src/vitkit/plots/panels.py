@@ -115,7 +115,7 @@ def draw_panels(
                 axes = _draw(figure, panels[number], wrapped[number], (lefts[place], top), side)
                 axes.get_images()[0].set_interpolation("none" if exact else "auto")
             top -= text
-        _write(figure, top + GAP / 2, below)
+        _write(figure, top + gap / 2, below)
     _snap(figure, pixel_dpi(figure))
     return figure
 
