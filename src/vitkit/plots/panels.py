@@ -243,13 +243,10 @@ def _draw(
     if panel.row:
         look = {"ha": "right", "va": "center", "fontsize": font, "parse_math": False}
         axes.text(-0.06, 0.5, escape(panel.row), transform=axes.transAxes, **look)
-    below: dict[str, Any] = {
-        "xytext": (0, -4),
-        "xycoords": "axes fraction",
-        "textcoords": "offset points",
-    }
+    away = -min(4.0, 3 * side)
+    below: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
     look = {"va": "top", "fontsize": _font(side), "linespacing": 1.25, "parse_math": False}
-    axes.annotate("\n".join(caption), (0, 0), **below, **look)
+    axes.annotate("\n".join(caption), (0, 0), (0, away), **below, **look)
     if panel.scale is not None:
         bar = figure.place(left + width + 0.06, bottom, BAR, max(height, LOWEST_BAR), label="bar")
         _draw_bar(bar, panel.scale, panel.unit)
