@@ -1,8 +1,11 @@
 """Measure the structure and style of the code: `python scripts/measure_code.py [SOURCE]`.
 
-It prints one line per figure: sizes of files and functions, folders, imports and their closures,
-docstrings, words, and the density of the lines. SOURCE is the folder of the package; the default is
-`src/vitkit` beside this script. `tests/test_structure.py` holds the limits.
+It prints one line per figure: files, lines and tokens, functions, folders, imports and their
+closures, docstrings, words, and the density of the lines. A line of code is one without docstring,
+comment and blank; tokens are those of `tokenize` in such lines, line ends and indentation apart, so
+that neither longer lines nor fewer words of documentation make them fewer. SOURCE is the folder of
+the package; the default is `src/vitkit` beside this script. `tests/test_structure.py` holds the
+limits.
 """
 
 from __future__ import annotations
@@ -27,6 +30,11 @@ DENSE: dict[str, tuple[type[ast.AST], ...]] = {
     "conditional expressions": (ast.IfExp,),
     "walrus": (ast.NamedExpr,),
 }
+LAYOUT = (
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
+    tokenize.ENDMARKER,
+)  # fmt: skip
+"""Tokens that are no code."""
 CLOSURES = ("training.trainer", "training.step", "data.loading.loader", "weights.checkpoint")
 """Modules whose import closures are counted."""
 
@@ -118,6 +126,58 @@ class Code:
         return found
 
     @cached_property
+    def public_docstrings(self) -> list[str]:
+        """The docstrings of public classes, functions and methods."""
+        kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        nodes = (node for tree in self.trees.values() for node in ast.walk(tree))
+        public = (node for node in nodes if isinstance(node, kinds) and node.name[0] != "_")
+        return [text for node in public if (text := ast.get_docstring(node))]
+
+    @cached_property
+    def code_tokens(self) -> dict[str, list[tokenize.TokenInfo]]:
+        """Module -> its tokens, without layout, comments and docstrings."""
+        found = {}
+        for name, text in self.texts.items():
+            documented: set[int] = set()
+            for node in ast.walk(self.trees[name]):
+                if isinstance(node, ast.Expr) and isinstance(
+                    getattr(node.value, "value", None), str
+                ):
+                    documented.update(range(node.lineno, (node.end_lineno or 0) + 1))
+            tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+            found[name] = [
+                token
+                for token in tokens
+                if token.type not in LAYOUT and token.start[0] not in documented
+            ]
+        return found
+
+    @cached_property
+    def tokens(self) -> dict[str, int]:
+        """Package below the root -> the number of its tokens of code; `.` for single modules."""
+        counts: dict[str, int] = defaultdict(int)
+        for name, tokens in self.code_tokens.items():
+            parts = name.split(".")
+            folder = len(parts) > 2 or (self.root / parts[-1]).is_dir()
+            counts[parts[1] if folder and len(parts) > 1 else "."] += len(tokens)
+        return dict(counts)
+
+    @cached_property
+    def code_lines(self) -> int:
+        """The number of lines of code."""
+        return sum(
+            len({line for token in tokens for line in range(token.start[0], token.end[0] + 1)})
+            for tokens in self.code_tokens.values()
+        )
+
+    @cached_property
+    def import_lines(self) -> int:
+        """The number of lines of import statements."""
+        nodes = (node for tree in self.trees.values() for node in ast.walk(tree))
+        imports = (node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom))
+        return sum((node.end_lineno or 0) - node.lineno + 1 for node in imports)
+
+    @cached_property
     def public_names(self) -> dict[str, list[str]]:
         """Public class or function at the top level -> the modules that define the name."""
         found: dict[str, list[str]] = defaultdict(list)
@@ -165,7 +225,14 @@ def figures(code: Code) -> Iterator[tuple[str, object]]:
     """Yield the name of each figure and its value."""
     lines = {name: len(text.splitlines()) for name, text in code.texts.items()}
     total = sum(lines.values())
-    yield "files, lines", f"{len(lines)}, {total}"
+    nodes = [node for tree in code.trees.values() for node in ast.walk(tree)]
+    yield "files", len(lines)
+    yield "lines", total
+    yield "lines of code", code.code_lines
+    yield "tokens of code", sum(code.tokens.values())
+    yield "imports, % of lines of code", round(code.import_lines / code.code_lines * 100, 1)
+    yield "raise statements", sum(isinstance(node, ast.Raise) for node in nodes)
+    yield "tokens of a package", dict(sorted(code.tokens.items(), key=lambda item: -item[1]))
     yield "lines a file", _spread([*lines.values()])
     lengths = [(node.end_lineno or 0) - node.lineno + 1 for node in code.functions]
     yield "lines a function", _spread(lengths)
@@ -184,10 +251,19 @@ def figures(code: Code) -> Iterator[tuple[str, object]]:
     prose = " ".join(text for _, text in code.docstrings)
     for word in WORDS:
         yield f'"{word}" in docstrings', len(re.findall(rf"\b{word}s?\b", prose, re.IGNORECASE))
-    nodes = [node for tree in code.trees.values() for node in ast.walk(tree)]
+    words = sum(len(text.split()) for text in code.public_docstrings)
+    yield "words a public docstring", round(words / len(code.public_docstrings), 1)
+    dense = 0
     for name, kinds in DENSE.items():
         count = sum(isinstance(node, kinds) for node in nodes)
+        dense += count
         yield f"{name} per 1,000 lines", round(count / total * 1000, 1)
+    without_imports = code.code_lines - code.import_lines
+    yield "all three per 1,000 lines of code", round(dense / without_imports * 1000, 1)
+    yield (
+        "longest line",
+        max(len(line) for text in code.texts.values() for line in text.split("\n")),
+    )
     yield "comments per 100 lines", round(code.comments / total * 100, 1)
     yield "fmt: skip", code.count(r"# fmt: skip")
 
