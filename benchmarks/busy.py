@@ -38,9 +38,9 @@ def child(recipe: str, amp: str, threads: int) -> None:
     from vitkit.models.presets import preset
     from vitkit.models.vit import ViT
     from vitkit.training.config.train_config import TrainConfig
+    from vitkit.training.plan import Plan
     from vitkit.training.recipes import recipe_settings
-    from vitkit.training.run_plan import Plan
-    from vitkit.training.tuning.trial import trial
+    from vitkit.training.tuning import trial
 
     torch.set_num_threads(threads)
     settings = recipe_settings(recipe)

@@ -31,7 +31,7 @@ from demo import processor, write_results
 import vitkit
 from vitkit.data.images.preprocess import preprocess_images
 from vitkit.errors import SettingError
-from vitkit.evaluation.open_data import (
+from vitkit.evaluation.evaluate import (
     choose_split,
     open_as_in_training,
     stored_object,

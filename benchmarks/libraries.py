@@ -48,7 +48,7 @@ def in_turn(rounds: int, works: dict[str, Callable[[int], object]]) -> None:
 def rows(rounds: int) -> None:
     """Compare `FileCache` with a table of SQLite that has a checksum for each row."""
     from vitkit.data.datasets.scan import SCAN_ROW
-    from vitkit.io.file_cache import FileCache
+    from vitkit.io.caches import FileCache
 
     draw = np.random.default_rng(0)
     keys = np.unique(draw.integers(1, 2**63, FILES, dtype=np.uint64))
@@ -129,8 +129,8 @@ def grid(rounds: int) -> None:
     """Compare the grid of examples with one that matplotlib draws."""
     from matplotlib.figure import Figure
 
-    from vitkit.training.monitoring.image_grids import Line
-    from vitkit.training.monitoring.image_grids import grid as own_grid
+    from vitkit.training.monitoring.figures import Line
+    from vitkit.training.monitoring.figures import grid as own_grid
 
     pixels = np.random.default_rng(0).integers(0, 256, (8, 28, 28, 3), dtype=np.uint8)
     captions = [[Line("cat"), Line("dog", "80%", "red")]] * len(pixels)

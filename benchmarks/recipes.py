@@ -23,8 +23,7 @@ from demo import HERE, processor, run, write_results
 
 from vitkit.data.datasets.splitting import with_validation
 from vitkit.data.sources.open import open_dataset
-from vitkit.training.config.config_yaml import read_yaml
-from vitkit.training.config.merging import layered
+from vitkit.training.config.merging import layered, read_yaml
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.recipes import recipe_settings
 

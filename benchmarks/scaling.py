@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import vitkit
-from vitkit.data.augmentation.model_inputs import ModelInputs
+from vitkit.data.augmentation.pipeline import ModelInputs
 from vitkit.models.attention import use_attention
 from vitkit.models.presets import preset
 from vitkit.planning.estimate import GPUS, step_time
@@ -28,8 +28,8 @@ from vitkit.planning.memory import (
     image_activations,
     training_memory,
 )
-from vitkit.training.optimization.activation_checkpointing import checkpoint_gradients
 from vitkit.training.optimization.losses import CrossEntropy
+from vitkit.training.optimization.precision import checkpoint_gradients
 from vitkit.training.step import Objective
 
 RESULTS = Path(__file__).parent / "results"

@@ -37,20 +37,19 @@ from vitkit.data.loading.batch import Batch
 from vitkit.data.loading.loader import batches
 from vitkit.models.presets import preset
 from vitkit.models.vit import ViT
-from vitkit.training.callbacks.early_stopping import Stop
-from vitkit.training.callbacks.report import ReportProgress
-from vitkit.training.callbacks.save import Save
+from vitkit.training.callbacks import Stop
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.interrupts import StopFlag
 from vitkit.training.monitoring.run_log import RunLog
 from vitkit.training.optimization.optimizers import make_optimizer
+from vitkit.training.plan import Plan
+from vitkit.training.reporting import ReportProgress
 from vitkit.training.run_folder import RunFolder
-from vitkit.training.run_plan import Plan
-from vitkit.training.setup.build import make_run
+from vitkit.training.saving import Save
 from vitkit.training.state.registry import ModelPart, OptimizerPart, Registry
 from vitkit.training.state.state_folder import save_state
 from vitkit.training.step import StepResult
-from vitkit.training.train import callbacks_of
+from vitkit.training.train import callbacks_of, make_run
 from vitkit.training.trainer import Callback, Trainer
 
 

@@ -27,7 +27,7 @@ import numpy as np
 from demo import processor, run, write_results
 
 import vitkit
-from vitkit.data.sources.idx import write_idx
+from vitkit.data.sources.benchmarks import write_idx
 from vitkit.data.sources.open import open_dataset
 
 EACH = 100

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from sklearn.datasets import load_digits
 
-from vitkit.data.sources.benchmarks import DIGITS_FOLDER
-from vitkit.data.sources.idx import write_idx
+from vitkit.data.sources.benchmarks import DIGITS_FOLDER, write_idx
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from image_files import chunk, encode, grey_tiff, png, tiff
 from PIL import Image
 
-from vitkit.data.images.pillow_errors import PILLOW_ERRORS
+from vitkit.data.images.integrity import PILLOW_ERRORS
 
 Draw = np.random.Generator
 

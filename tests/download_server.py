@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from local_server import listening
 
-from vitkit.io.web import resume_download
-from vitkit.io.web.download import cached_path
+from vitkit.io import download as resume_download
+from vitkit.io.download import cached_path
 
 FIRST, SECOND = (np.random.default_rng(seed).bytes(300_000) for seed in (0, 1))
 SHA256 = hashlib.sha256(FIRST).hexdigest()

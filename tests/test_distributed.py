@@ -20,13 +20,12 @@ from vitkit.data.datasets.dataset import ArraySplit
 from vitkit.data.loading.loader import EvaluationBatches, TrainingSteps
 from vitkit.distributed import ProcessGroup, is_sharded
 from vitkit.errors import DeviceError, SettingError
-from vitkit.evaluation.evaluation_loop import evaluate_model, predict_batches
+from vitkit.evaluation.loop import evaluate_model, predict_batches
 from vitkit.spec import Preprocess
 from vitkit.training import callbacks
-from vitkit.training.parallel import fsdp
-from vitkit.training.setup.make_plan import make_plan
-from vitkit.training.state.manifest import find_damage
-from vitkit.training.state.state_folder import newest_state, read_state, run_hash
+from vitkit.training import step as fsdp
+from vitkit.training.plan import make_plan
+from vitkit.training.state.state_folder import find_damage, newest_state, read_state, run_hash
 
 GREY = Preprocess(image_size=(4, 4), mean=(0.0,), std=(1.0,), fit="squash")
 

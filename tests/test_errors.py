@@ -6,7 +6,7 @@ import pickle
 import signal
 
 from vitkit import errors
-from vitkit.exit_codes import exit_code
+from vitkit.errors import exit_code
 
 
 def test_every_error_has_the_exit_code_of_its_branch():

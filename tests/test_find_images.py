@@ -12,7 +12,7 @@ from PIL import Image
 
 import vitkit
 from vitkit.errors import DataError, ImageError
-from vitkit.prediction import line_stream
+from vitkit.prediction import images as line_stream
 
 PREPROCESS = vitkit.Preprocess(image_size=8)
 

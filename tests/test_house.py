@@ -40,7 +40,7 @@ DANGEROUS = re.compile(
     r"(?<![.\w])(eval|exec|compile)\(|shell=True|\bos\.system\(|extractall\(|weights_only=False"
 )
 """Calls that read or run what somebody else wrote; `READER` makes one, restricted by torch."""
-READER = Path("weights/files/pickles.py")
+READER = Path("weights/pickles.py")
 
 
 def dangers(path: Path) -> list[str]:

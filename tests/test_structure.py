@@ -72,7 +72,7 @@ def test_little_comes_with_what_is_read_alone(code, name):
 def test_reading_a_checkpoint_imports_no_writer(code, name):
     behind = code.behind(f"vitkit.{name}")
     assert "vitkit.weights.recognise_format" in behind
-    assert not {"vitkit.weights.publish", "vitkit.weights.converting.write"} & behind
+    assert not {"vitkit.weights.publish", "vitkit.weights.write"} & behind
 
 
 def test_the_longest_chain_of_imports(code):

@@ -16,18 +16,15 @@ from torch import Tensor, nn
 from versus.baselines import OPTIMIZED
 from versus.child import Ready, Request
 from versus.machine import declare_missing_operators, named
-from vitkit.engines.build import build_engine
-from vitkit.engines.choosing.sample_images import sample_images
+from vitkit.engines.engine import build_engine, export_program, without_warnings
 from vitkit.engines.inference_folds import optimized
-from vitkit.engines.onnxruntime import to_onnx
-from vitkit.engines.openvino import HINTS, refuse_no_bfloat16
-from vitkit.engines.program import export_program, without_warnings
-from vitkit.engines.telemetry import import_runtime
+from vitkit.engines.runtimes import HINTS, import_runtime, refuse_no_bfloat16, to_onnx
+from vitkit.engines.trials import sample_images
 from vitkit.errors import SettingError
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
-from vitkit.weights.converting.verify import reference_model
 from vitkit.weights.load import load
+from vitkit.weights.verify import reference_model
 
 BATCHES = 3
 """Batches that calls go through, so that no input stays in a cache."""

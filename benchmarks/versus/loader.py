@@ -22,7 +22,7 @@ from versus.machine import declare_missing_operators, named
 from vitkit.data.augmentation.pipeline import Augmentation
 from vitkit.data.loading.loader import TrainingSteps, batches
 from vitkit.data.sources.open import open_dataset
-from vitkit.engines.choosing.sample_images import sample_images
+from vitkit.engines.trials import sample_images
 from vitkit.spec import Preprocess
 
 FEWEST_PHOTOGRAPHS = 64

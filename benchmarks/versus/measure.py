@@ -19,7 +19,7 @@ from versus.inference import probes
 from versus.intervals import per_second, speed_ratio, turn_order
 from versus.loader import write_photographs
 from versus.machine import machine_facts
-from vitkit.engines.choosing.agreement import Agreement, compare_logits
+from vitkit.engines.trials import Agreement, compare_logits
 from vitkit.errors import CheckpointError
 from vitkit.layer_table import summary
 from vitkit.models.presets import table
@@ -27,9 +27,9 @@ from vitkit.models.vit import ViT
 from vitkit.other_names import usual_name
 from vitkit.spec import Preprocess
 from vitkit.weights.checkpoint import Checkpoint
-from vitkit.weights.converting.write import write_checkpoint
 from vitkit.weights.load import load
 from vitkit.weights.pretrained import create_model
+from vitkit.weights.write import write_checkpoint
 
 TASKS = {"inference": "inference", "latency": "inference", "training": "training",
          "loader": "loader"}  # fmt: skip

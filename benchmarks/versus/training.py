@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from versus.child import Ready, Request
 from versus.inference import BATCHES, library_model, probes
 from versus.machine import named
-from vitkit.data.augmentation.model_inputs import ModelInputs
+from vitkit.data.augmentation.pipeline import ModelInputs
 from vitkit.data.loading.batch import Batch
-from vitkit.engines.choosing.sample_images import sample_images
+from vitkit.engines.trials import sample_images
 from vitkit.models.attention import use_attention
 from vitkit.models.vit import ViT
 from vitkit.spec import RANDOM_RATES, ViTSpec

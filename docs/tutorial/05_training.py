@@ -44,10 +44,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
 import vitkit
-from vitkit.training.config.run_config import USUAL
-from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.optimization.parameter_groups import parameter_groups
-from vitkit.training.optimization.schedule import learning_rate
+from vitkit.training.config.train_config import USUAL, TrainConfig
+from vitkit.training.optimization.parameters import learning_rate, parameter_groups
 from vitkit.training.recipes import recipe_settings
 
 torch.manual_seed(0)
@@ -733,7 +731,7 @@ _ = figure.tight_layout()
 #
 # **1. Build.** Write the learning rate as a function of the step: linear up to `peak` over `warmup`
 # steps, then half a cosine down to `low` at the last step. Compare it with `learning_rate` of
-# `vitkit.training.optimization.schedule`.
+# `vitkit.training.optimization.parameters`.
 
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import vitkit
 from vitkit.models.embedding import patchify
-from vitkit.training.optimization.schedule import learning_rate
+from vitkit.training.optimization.parameters import learning_rate
 
 
 class MaskedImages(nn.Module):

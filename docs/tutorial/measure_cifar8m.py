@@ -17,7 +17,7 @@ from pathlib import Path
 
 from experiment import Experiment, Numbers, Options
 
-from vitkit.training.config.config_yaml import read_yaml
+from vitkit.training.config.merging import read_yaml
 
 HERE = Path(__file__).resolve().parent
 MINUTES = 41

@@ -12,7 +12,7 @@ from plain_loop import Images, Maker, make_vit, open_images, sample, settings, t
 from small_cnn import SmallCNN
 from torch import nn
 
-from vitkit.training.config.field_types import Settings
+from vitkit.training.config.meaning import Settings
 from vitkit.training.config.train_config import TrainConfig
 
 SIZES = (300, 1_000, 3_000, 10_000, 30_000)

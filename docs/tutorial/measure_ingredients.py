@@ -10,7 +10,7 @@ from __future__ import annotations
 from experiment import Experiment, Numbers, Options
 from plain_loop import open_images, sample, settings, trained
 
-from vitkit.training.config.field_types import Settings
+from vitkit.training.config.meaning import Settings
 
 VARIANTS: dict[str, Settings] = {
     "the recipe": {},

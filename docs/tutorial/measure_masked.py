@@ -21,7 +21,7 @@ from torch import Tensor
 
 import vitkit
 from vitkit.data.images.preprocess import preprocess_images
-from vitkit.training.config.field_types import Settings
+from vitkit.training.config.meaning import Settings
 from vitkit.training.config.train_config import TrainConfig
 
 LABELLED = (300, 1_000, 3_000)

@@ -26,8 +26,7 @@ from vitkit.data.datasets.splitting import stratified_split, with_validation
 from vitkit.data.images.preprocess import fit
 from vitkit.data.sources.open import open_dataset
 from vitkit.spec import Preprocess
-from vitkit.training.config.config_yaml import read_yaml
-from vitkit.training.config.merging import layered
+from vitkit.training.config.merging import layered, read_yaml
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.recipes import recipe_settings
 

@@ -20,16 +20,16 @@ from vitkit.data.datasets.split import Split
 from vitkit.data.datasets.splitting import stratified_split, with_validation
 from vitkit.data.loading.loader import TrainingSteps
 from vitkit.data.sources.open import open_dataset
-from vitkit.evaluation.evaluation_loop import evaluate_model
+from vitkit.evaluation.loop import evaluate_model
 from vitkit.models.attention import use_attention
 from vitkit.spec import Preprocess
-from vitkit.training.config.field_types import Settings
+from vitkit.training.config.meaning import Settings
 from vitkit.training.config.merging import layered
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.optimization.losses import make_loss
 from vitkit.training.optimization.optimizers import configured_optimizer
+from vitkit.training.optimization.parameters import learning_rate
 from vitkit.training.optimization.precision import autocast
-from vitkit.training.optimization.schedule import learning_rate
 from vitkit.training.recipes import recipe_settings
 from vitkit.training.step import Objective, TrainingStep
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import vitkit
-from vitkit.training.config.config_yaml import read_yaml
+from vitkit.training.config.merging import read_yaml
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent.parent / "benchmarks")]

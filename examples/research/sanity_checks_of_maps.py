@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import vitkit
-from vitkit.evaluation.intervals import wilson_interval
+from vitkit.evaluation.metrics import wilson_interval
 from vitkit.explaining.faithfulness import (
     image_keys,
     insertion_areas,
@@ -28,9 +28,8 @@ from vitkit.explaining.faithfulness import (
     normalised_areas,
     reference_areas,
 )
-from vitkit.explaining.method import Method
+from vitkit.explaining.method import Method, TokenSubsets
 from vitkit.explaining.methods import METHODS
-from vitkit.explaining.token_subset import TokenSubsets
 from vitkit.models.attention import Context
 from vitkit.models.interface.intermediates import Embedded
 from vitkit.randomness import hash64, permutation

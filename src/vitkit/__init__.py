@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from vitkit.api import compare as compare
     from vitkit.api import show_batch as show_batch
     from vitkit.api import train as train
-    from vitkit.data.augmentation.single_image import training_transform as training_transform
+    from vitkit.data.augmentation.pipeline import training_transform as training_transform
     from vitkit.data.checks.check import check as check
     from vitkit.data.datasets.dataset import Dataset as Dataset
     from vitkit.data.sources.open import open_dataset as open_dataset
-    from vitkit.engines.choosing.options import EngineOptions as EngineOptions
+    from vitkit.engines.choose import EngineOptions as EngineOptions
     from vitkit.engines.inference_folds import optimized as optimized
     from vitkit.errors import CheckpointError as CheckpointError
     from vitkit.errors import DataError as DataError
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from vitkit.explaining.faithfulness import FaithfulnessReport as FaithfulnessReport
     from vitkit.explaining.files import Animation as Animation
     from vitkit.explaining.files import plot_explanations as plot_explanations
-    from vitkit.explaining.model.artefacts import Artefacts as Artefacts
-    from vitkit.explaining.model.artefacts import find_artefacts as find_artefacts
-    from vitkit.explaining.model.explanation import ModelExplanation as ModelExplanation
-    from vitkit.exporting.evaluate_models import evaluate as evaluate
+    from vitkit.explaining.model import ModelExplanation as ModelExplanation
+    from vitkit.explaining.model_statistics import Artefacts as Artefacts
+    from vitkit.explaining.model_statistics import find_artefacts as find_artefacts
+    from vitkit.exporting.export import ExportReport as ExportReport
     from vitkit.exporting.export import export as export
-    from vitkit.exporting.report import ExportReport as ExportReport
+    from vitkit.exporting.exported_model import evaluate as evaluate
     from vitkit.layer_table import summary as summary
     from vitkit.models.attention import CrossAttention as CrossAttention
     from vitkit.models.attention import MultiHeadSelfAttention as MultiHeadSelfAttention
@@ -69,19 +69,17 @@ if TYPE_CHECKING:
     from vitkit.prediction.model_measurement import explain_model as explain_model
     from vitkit.prediction.predictor import Prediction as Prediction
     from vitkit.prediction.predictor import Predictor as Predictor
-    from vitkit.reporting.write import report as report
+    from vitkit.reporting.report import report as report
     from vitkit.spec import Preprocess as Preprocess
     from vitkit.spec import ViTSpec as ViTSpec
     from vitkit.train_settings import TrainSettings as TrainSettings
     from vitkit.training.config.train_config import TrainConfig as TrainConfig
     from vitkit.training.distillation import DistillWrapper as DistillWrapper
-    from vitkit.training.monitoring.learning_curves import LearningCurves as LearningCurves
-    from vitkit.training.optimization.activation_checkpointing import (
-        checkpoint_gradients as checkpoint_gradients,
-    )
-    from vitkit.training.optimization.freezing import freeze as freeze
-    from vitkit.training.optimization.parameter_groups import parameter_groups as parameter_groups
-    from vitkit.training.result import TrainResult as TrainResult
+    from vitkit.training.monitoring.figures import LearningCurves as LearningCurves
+    from vitkit.training.optimization.parameters import freeze as freeze
+    from vitkit.training.optimization.parameters import parameter_groups as parameter_groups
+    from vitkit.training.optimization.precision import checkpoint_gradients as checkpoint_gradients
+    from vitkit.training.run import TrainResult as TrainResult
     from vitkit.training.step import Objective as Objective
     from vitkit.training.step import TrainingStep as TrainingStep
     from vitkit.training.trainer import Callback as Callback
@@ -91,21 +89,25 @@ if TYPE_CHECKING:
     from vitkit.weights.checkpoint import Checkpoint as Checkpoint
     from vitkit.weights.convert import ConversionReport as ConversionReport
     from vitkit.weights.convert import convert as convert
-    from vitkit.weights.converting.resized_model import resized as resized
-    from vitkit.weights.formats.registry import formats as formats
     from vitkit.weights.formats.vitkit import save as save
     from vitkit.weights.inspection import Inspection as Inspection
     from vitkit.weights.inspection import inspect as inspect
     from vitkit.weights.load import load as load
     from vitkit.weights.pretrained import create_model as create_model
+    from vitkit.weights.recognise_format import formats as formats
+    from vitkit.weights.write import resized as resized
 
 _HOMES: dict[str, tuple[str, ...]] = {
-    "vitkit.api": ("compare", "show_batch", "train"),
-    "vitkit.data.augmentation.single_image": ("training_transform",),
+    "vitkit.api": (
+        "compare",
+        "show_batch",
+        "train",
+    ),
+    "vitkit.data.augmentation.pipeline": ("training_transform",),
     "vitkit.data.checks.check": ("check",),
     "vitkit.data.datasets.dataset": ("Dataset",),
     "vitkit.data.sources.open": ("open_dataset",),
-    "vitkit.engines.choosing.options": ("EngineOptions",),
+    "vitkit.engines.choose": ("EngineOptions",),
     "vitkit.engines.inference_folds": ("optimized",),
     "vitkit.errors": (
         "CheckpointError",
@@ -131,15 +133,20 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Faithfulness",
         "FaithfulnessReport",
     ),
-    "vitkit.explaining.files": ("Animation", "plot_explanations"),
-    "vitkit.explaining.model.artefacts": (
+    "vitkit.explaining.files": (
+        "Animation",
+        "plot_explanations",
+    ),
+    "vitkit.explaining.model": ("ModelExplanation",),
+    "vitkit.explaining.model_statistics": (
         "Artefacts",
         "find_artefacts",
     ),
-    "vitkit.explaining.model.explanation": ("ModelExplanation",),
-    "vitkit.exporting.evaluate_models": ("evaluate",),
-    "vitkit.exporting.export": ("export",),
-    "vitkit.exporting.report": ("ExportReport",),
+    "vitkit.exporting.export": (
+        "ExportReport",
+        "export",
+    ),
+    "vitkit.exporting.exported_model": ("evaluate",),
     "vitkit.layer_table": ("summary",),
     "vitkit.models.attention": (
         "CrossAttention",
@@ -171,7 +178,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Prediction",
         "Predictor",
     ),
-    "vitkit.reporting.write": ("report",),
+    "vitkit.reporting.report": ("report",),
     "vitkit.spec": (
         "Preprocess",
         "ViTSpec",
@@ -179,11 +186,13 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "vitkit.train_settings": ("TrainSettings",),
     "vitkit.training.config.train_config": ("TrainConfig",),
     "vitkit.training.distillation": ("DistillWrapper",),
-    "vitkit.training.monitoring.learning_curves": ("LearningCurves",),
-    "vitkit.training.optimization.activation_checkpointing": ("checkpoint_gradients",),
-    "vitkit.training.optimization.freezing": ("freeze",),
-    "vitkit.training.optimization.parameter_groups": ("parameter_groups",),
-    "vitkit.training.result": ("TrainResult",),
+    "vitkit.training.monitoring.figures": ("LearningCurves",),
+    "vitkit.training.optimization.parameters": (
+        "freeze",
+        "parameter_groups",
+    ),
+    "vitkit.training.optimization.precision": ("checkpoint_gradients",),
+    "vitkit.training.run": ("TrainResult",),
     "vitkit.training.step": (
         "Objective",
         "TrainingStep",
@@ -199,8 +208,6 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "ConversionReport",
         "convert",
     ),
-    "vitkit.weights.converting.resized_model": ("resized",),
-    "vitkit.weights.formats.registry": ("formats",),
     "vitkit.weights.formats.vitkit": ("save",),
     "vitkit.weights.inspection": (
         "Inspection",
@@ -208,6 +215,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "vitkit.weights.load": ("load",),
     "vitkit.weights.pretrained": ("create_model",),
+    "vitkit.weights.recognise_format": ("formats",),
+    "vitkit.weights.write": ("resized",),
 }
 """Module -> the public names that it defines."""
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

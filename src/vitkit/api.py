@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from vitkit.train_settings import TrainSettings
-    from vitkit.training.result import TrainResult
+    from vitkit.training.run import TrainResult
 
 # Training is imported in the functions that need it: an explanation must not wait for it.
 
@@ -54,8 +54,8 @@ def train(
         NonFiniteError: the loss or the gradient is not a finite number.
         Interrupted: SIGINT, SIGTERM, SIGHUP or SIGUSR1 came; everything is saved.
     """
-    from vitkit.reporting.after_training import train_and_report
-    from vitkit.training.setup.python_call import settings_of_python_call
+    from vitkit.reporting.report import train_and_report
+    from vitkit.training.resume import settings_of_python_call
 
     with settings_of_python_call(data, _with_recipe(settings, recipe)) as config:
         # the report needs the objects among the settings, too
@@ -93,7 +93,7 @@ def show_batch(
             augmented images.
     """
     # imported here: matplotlib takes half a second, training one more
-    from vitkit.training.setup.first_batch import draw_first_batch
+    from vitkit.training.first_batch import draw_first_batch
 
     return draw_first_batch(data, _with_recipe(settings, recipe), max_images)
 
@@ -148,8 +148,8 @@ def compare(
         SettingError: fewer than two, one of them twice, or no data named and not the same in all.
         CheckpointError, DeviceError, OutputError: the message names the wrong value.
     """
-    from vitkit.reporting.comparison_page import check_comparison_output, write_comparison
-    from vitkit.training.config.run_kind import kind_of_run
+    from vitkit.reporting.comparison import check_comparison_output, write_comparison
+    from vitkit.training.config.train_config import kind_of_run
 
     _check_paths(checkpoints)
     if report is not None:  # first, as an evaluation may take minutes

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ENTRIES_SHOWN = 8
@@ -146,3 +148,82 @@ def _is_folder(path: Path) -> bool:
         return path.is_dir()
     except OSError:  # a folder above it may not be entered, or the name is too long
         return False
+
+
+# The encoding and the separator of a CSV file that a person or a spreadsheet wrote.
+
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+"""First bytes of a file in UTF-16, such as Excel's "Unicode text"."""
+SEPARATORS = ",;\t"
+
+
+def csv_encoding(start: bytes) -> str:
+    """Return the encoding of a file by its first bytes: UTF-16 with a byte order mark, or UTF-8.
+
+    >>> csv_encoding(b"path,label"), csv_encoding("path".encode("utf-16"))
+    ('utf-8-sig', 'utf-16')
+    """
+    # "utf-8-sig" reads files with and without the byte order mark that Excel writes.
+    return "utf-16" if start[:2] in UTF_16 else "utf-8-sig"
+
+
+def csv_separator(header: str) -> str:
+    """Return the most frequent separator of the first line.
+
+    >>> csv_separator("path;old_class;new_class")
+    ';'
+    """
+    return max(SEPARATORS, key=header.count)
+
+
+# Progress bars on standard error (training has its own, in `training/monitoring/run_log.py`).
+
+
+@contextmanager
+def progress_bar(
+    total: int | None, description: str = "", *, done: int = 0, in_bytes: bool = False
+) -> Iterator[Callable[[int], object]]:
+    """Show a bar on stderr while the block runs; nothing where stderr is not a terminal.
+
+    Args:
+        total: how many there are; None if unknown.
+        description: text before the bar.
+        done: how many are done before the block begins.
+        in_bytes: show amounts as kB, MB and GB instead of a plain count.
+
+    Yields:
+        A function that advances the bar by the number it is given.
+    """
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    # imported here: most processes show no bar
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TimeRemainingColumn,
+    )
+
+    amount = DownloadColumn() if in_bytes else MofNCompleteColumn()
+    columns = ("{task.description}", BarColumn(), amount, TimeRemainingColumn())
+    console = Console(stderr=True)
+    # Lines for a file or a pipe must not be sent to the terminal.
+    redirect = sys.stdout.isatty()
+    with Progress(
+        *columns[0 if description else 1 :],
+        console=console,
+        transient=True,
+        redirect_stdout=redirect,
+    ) as progress:
+        task = progress.add_task(description, total=total, completed=done)
+        yield lambda count: progress.advance(task, count)
+
+
+def discard_stdout() -> None:
+    """Send further output to the null device, after EPIPE or ENOSPC."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)

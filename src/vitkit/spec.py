@@ -394,6 +394,6 @@ class Preprocess(Described):
             SettingError: not an image; or an empty list.
         """
         # by its name: reading a description needs neither torch nor Pillow
-        module = import_module("vitkit.data.images.read_and_preprocess")
+        module = import_module("vitkit.data.images.preprocess")
         inputs: Tensor = module.read_and_preprocess(image, self)
         return inputs

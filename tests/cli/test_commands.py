@@ -22,7 +22,7 @@ from processes import forked, wait_until
 import vitkit
 from vitkit import cli
 from vitkit.data.sources.open import open_dataset
-from vitkit.training.config.config_yaml import read_yaml
+from vitkit.training.config.merging import read_yaml
 
 TRAIN = ["--recipe", "digits", "--epochs", "2", "--warmup-epochs", "1", "--amp", "off", "--quiet",
          "--spec.depth", "1", "--spec.width=32", "--device", "cpu", "--no-plots",
@@ -292,7 +292,7 @@ def test_yaml_sits_between_a_recipe_and_the_flags(tmp_path):
         str(output),
     ]
     assert cli.run([*arguments, "--spec.patch-size", "2"]) == 0
-    from vitkit.training.config.config_yaml import read_yaml
+    from vitkit.training.config.merging import read_yaml
 
     stored = read_yaml(output / "config.yaml")
     assert (stored["lr"], stored["batch_size"]) == (4e-3, 64)

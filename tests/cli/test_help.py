@@ -20,10 +20,10 @@ from tiny_checkpoint import save_tiny
 
 import vitkit
 from vitkit import cli
+from vitkit.cli.arguments import command_of
 from vitkit.cli.convert import FormatName
 from vitkit.cli.explain import MethodName
-from vitkit.cli.parsing.command import command_of
-from vitkit.cli.parsing.words import read_flags
+from vitkit.cli.parsing import read_flags
 from vitkit.cli.train import OF_THE_VERB
 from vitkit.errors import SettingError
 from vitkit.explaining.methods import METHODS

@@ -413,7 +413,7 @@ def test_files_are_complete_though_the_reader_of_the_lines_has_left(root, checkp
 
 def test_on_a_terminal_the_next_command_is_named(root, checkpoint, capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    monkeypatch.setattr("vitkit.cli.parsing.images.progress_bar", _no_bar)
+    monkeypatch.setattr("vitkit.cli.images.progress_bar", _no_bar)
     assert cli.run(["predict", checkpoint, "photos"]) == 0
     assert capsys.readouterr().err == f"next: vitkit explain {checkpoint} photos/0.png\n"
     assert cli.run(["predict", checkpoint, "list.csv", "--split", "test"]) == 0

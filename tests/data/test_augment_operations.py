@@ -8,7 +8,7 @@ import torch
 from data.synthetic_batches import fed, images
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from vitkit.data.augmentation.operations import GEOMETRIC, POINTWISE, apply
+from vitkit.data.augmentation.policies import GEOMETRIC, POINTWISE, apply
 
 POLICIES = [
     {"aa": "rand-m9-p1-mstd0.5-inc1"},

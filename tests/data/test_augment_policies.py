@@ -7,8 +7,8 @@ import pytest
 import torch
 from data.synthetic_batches import fed, images
 
-from vitkit.data.augmentation.operations import IDENTITY
 from vitkit.data.augmentation.policies import (
+    IDENTITY,
     RANDAUGMENT_INCREASING,
     TRIVIALAUGMENT_WIDE,
     colour_jitter,

@@ -12,8 +12,8 @@ import torch
 
 import vitkit
 from vitkit.errors import SettingError
-from vitkit.training.config.run_config import USUAL
-from vitkit.training.config.sections.augmentation import AugmentationSettings
+from vitkit.training.config.data_settings import AugmentationSettings
+from vitkit.training.config.train_config import USUAL
 from vitkit.training.trainer import Callback
 
 RNG = np.random.default_rng(0)

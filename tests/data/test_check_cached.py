@@ -15,11 +15,10 @@ import vitkit.data.datasets.dataset
 from vitkit.data.checks.check import Report, check_dataset, drop_or_refuse_unreadable
 from vitkit.data.datasets import scan
 from vitkit.data.datasets.dataset import Dataset, Store, StoredSplit
-from vitkit.data.datasets.file_digests import LEAST_CACHED, file_digests
-from vitkit.data.datasets.pixel_cache import cached
+from vitkit.data.datasets.pixel_cache import LEAST_CACHED, cached, file_digests
 from vitkit.data.sources.open import open_dataset
 from vitkit.errors import ImageError
-from vitkit.io.file_cache import UNKNOWN, FileCache, file_keys
+from vitkit.io.caches import UNKNOWN, FileCache, file_keys
 
 ROW = np.dtype([("value", np.uint32)])
 

@@ -13,8 +13,7 @@ from image_files import folder, refusal
 from PIL import Image
 
 import vitkit
-from vitkit.data.sources.benchmarks import known_folders
-from vitkit.data.sources.cifar import CIFAR_CLASSES, open_cifar
+from vitkit.data.sources.benchmarks import CIFAR_CLASSES, known_folders, open_cifar
 from vitkit.data.sources.open import open_dataset
 from vitkit.errors import DataError
 

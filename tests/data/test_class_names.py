@@ -7,7 +7,7 @@ import unicodedata
 
 import pytest
 
-from vitkit.data.datasets.class_names import (
+from vitkit.data.datasets.splitting import (
     doubtful_names,
     is_hidden,
     match_classes,

@@ -15,7 +15,7 @@ from vitkit.data.augmentation.pipeline import Augmentation
 from vitkit.data.datasets.dataset import FileSplit
 from vitkit.data.images import colour
 from vitkit.data.images.decode import as_rgb, decode, decode_with_properties
-from vitkit.data.images.file_types import FILE_PROPERTIES
+from vitkit.data.images.integrity import FILE_PROPERTIES
 from vitkit.data.images.preprocess import preprocess_images
 from vitkit.data.images.read import read_image
 from vitkit.data.loading.loader import EvaluationBatches, TrainingSteps

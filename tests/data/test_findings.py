@@ -15,7 +15,7 @@ from PIL import Image, ImageEnhance
 
 from vitkit.data.checks.check import Report, check_dataset, drop_or_refuse_unreadable
 from vitkit.data.checks.copy_search import NONE, nearest_copies, same_pixels
-from vitkit.data.checks.finding import FINDING_KINDS, Finding
+from vitkit.data.checks.findings import FINDING_KINDS, Finding
 from vitkit.data.datasets.scan import THUMBNAIL_SIDE, summarise
 from vitkit.data.sources.open import open_dataset
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitkit.data.sources.idx import read_idx, write_idx
+from vitkit.data.sources.benchmarks import read_idx, write_idx
 from vitkit.errors import DataError
 
 ARRAY = np.arange(2 * 3 * 5, dtype=np.uint8).reshape(2, 3, 5)

@@ -16,7 +16,7 @@ from image_files import encode
 from PIL import ExifTags, Image
 
 import vitkit
-from vitkit.data.images import jpeg
+from vitkit.data.images import decode as jpeg
 from vitkit.data.images.decode import decode, decode_reduced, decode_with_properties
 from vitkit.errors import ImageError
 

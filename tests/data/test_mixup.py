@@ -8,7 +8,7 @@ import torch
 from data.synthetic_batches import CPU, batch, images, preprocess
 from scipy import stats
 
-from vitkit.data.augmentation.mixup import Mixing, Mixture
+from vitkit.data.augmentation.mixing import Mixing, Mixture
 from vitkit.data.augmentation.pipeline import Augmentation, BatchTransform
 from vitkit.errors import SettingError
 

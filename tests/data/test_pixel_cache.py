@@ -29,7 +29,7 @@ from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.pixel_cache import CachedSplit, cached
 from vitkit.data.datasets.scan import scan_split
 from vitkit.data.datasets.splitting import with_validation
-from vitkit.data.images.jpeg import fast_decoder
+from vitkit.data.images.decode import fast_decoder
 from vitkit.data.sources.open import open_dataset
 from vitkit.errors import ImageError, SettingError
 from vitkit.training import train as session

@@ -26,9 +26,10 @@ from vitkit.data.loading.loader import TrainingSteps, batches
 from vitkit.data.sources import remote_shards
 from vitkit.data.sources.open import open_dataset
 from vitkit.errors import DataError, ImageError, SettingError, UserError
-from vitkit.io.web import connections, resume_download
+from vitkit.io import download as connections
+from vitkit.io import download as resume_download
 from vitkit.spec import Preprocess
-from vitkit.training.result import TrainResult
+from vitkit.training.run import TrainResult
 from vitkit.training.state.state_folder import newest_state, run_hash
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
@@ -177,7 +178,7 @@ def test_workers_make_the_same_batches(server: ShardServer) -> None:
 def test_the_next_shard_is_fetched_while_one_is_read(
     server: ShardServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vitkit.data.loading.sampler.get_worker_info", lambda: "in a worker")
+    monkeypatch.setattr("vitkit.data.loading.batch.get_worker_info", lambda: "in a worker")
     steps = steps_of(dataset := open_dataset(whole(server)), batch_size=3)
     forget_shards(tmp_path)
     server.fetched.clear()

@@ -9,14 +9,18 @@ import pytest
 import skimage.data
 import torch
 from PIL import Image
+from vitkit.data.datasets.replacements import with_replacements
 
 import vitkit
-from vitkit.data.augmentation.crop_flip import crop_box
+from vitkit.data.augmentation.crop_flip import (
+    crop_box,
+    largest_reduction,
+    reduced_box,
+    resized_crop,
+)
 from vitkit.data.augmentation.pipeline import Augmentation
-from vitkit.data.augmentation.resized_crop import largest_reduction, reduced_box, resized_crop
 from vitkit.data.datasets.pixel_cache import cached
-from vitkit.data.datasets.replacements import with_replacements
-from vitkit.data.images.jpeg import reduced_size
+from vitkit.data.images.decode import reduced_size
 from vitkit.data.loading.loader import TrainingSteps, batches
 from vitkit.data.sources.open import open_dataset
 from vitkit.spec import Preprocess

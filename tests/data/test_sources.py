@@ -11,8 +11,7 @@ from image_files import (
 )
 
 from vitkit.data.datasets.dataset import ArraySplit
-from vitkit.data.sources.benchmarks import known_folders, open_idx
-from vitkit.data.sources.idx import write_idx
+from vitkit.data.sources.benchmarks import known_folders, open_idx, write_idx
 from vitkit.data.sources.open import open_dataset
 from vitkit.errors import DataError
 

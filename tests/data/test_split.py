@@ -10,7 +10,7 @@ from PIL import Image
 from vitkit.data.datasets.dataset import ArraySplit, Dataset, FileSplit, Store, StoredSplit
 from vitkit.data.datasets.pixel_cache import cached
 from vitkit.data.datasets.split import Split
-from vitkit.data.loading.sampler import EpochOrder
+from vitkit.data.loading.batch import EpochOrder
 
 
 class Generated(Split):

@@ -15,9 +15,9 @@ from PIL import Image
 from shards import as_parquet, samples
 
 from vitkit.data.datasets.dataset import StoredSplit
+from vitkit.data.sources import tables as table_store
 from vitkit.data.sources.open import open_dataset
-from vitkit.data.sources.tables import table_store
-from vitkit.data.sources.tables.table_store import TableStore
+from vitkit.data.sources.tables import TableStore
 from vitkit.errors import ImageError
 
 pa = pytest.importorskip("pyarrow")

@@ -18,7 +18,7 @@ from shards import as_tars, samples, write_tar
 from vitkit.data.sources import shard_patterns, webdataset
 from vitkit.data.sources.open import open_dataset
 from vitkit.data.sources.shard_patterns import expand, find_shards
-from vitkit.data.sources.tar_index import read_members
+from vitkit.data.sources.webdataset import read_members
 from vitkit.errors import ImageError
 
 

@@ -16,13 +16,9 @@ from tiny_checkpoint import save_noisy
 import vitkit
 from vitkit.data.datasets.splitting import with_validation
 from vitkit.data.images.preprocess import fit, normalise
-from vitkit.engines.choosing import checkpoint_engine
-from vitkit.engines.choosing.agreement import compare_logits
-from vitkit.engines.choosing.checkpoint_engine import calibration_images
-from vitkit.engines.choosing.make_trials import report_line
-from vitkit.engines.choosing.sample_images import sample_images
-from vitkit.engines.choosing.trial import Trial
-from vitkit.engines.choosing.trial_cache import prune
+from vitkit.engines import choose as checkpoint_engine
+from vitkit.engines.choose import calibration_images
+from vitkit.engines.trials import Trial, compare_logits, prune, report_line, sample_images
 from vitkit.errors import DataError, ImageError, SettingError
 
 CLASSES = ["cat", "dog", "owl"]

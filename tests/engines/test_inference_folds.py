@@ -11,10 +11,16 @@ from noise import fill_with_noise
 from torch import nn
 
 import vitkit
-from vitkit.engines import kernels
-from vitkit.engines.build import build_engine
-from vitkit.engines.inference_folds import QueryScaledAttention, fold_for_inference
-from vitkit.engines.kernels import GeluLinear, PackedLinear, can_pack, fuse_gelu
+from vitkit.engines import inference_folds as kernels
+from vitkit.engines.engine import build_engine
+from vitkit.engines.inference_folds import (
+    GeluLinear,
+    PackedLinear,
+    QueryScaledAttention,
+    can_pack,
+    fold_for_inference,
+    fuse_gelu,
+)
 from vitkit.errors import SettingError
 from vitkit.models.attention import KERNELS
 

@@ -7,8 +7,8 @@ import torch
 from noise import fill_with_noise
 
 import vitkit
-from vitkit.engines.build import build_engine
-from vitkit.engines.eager import SingleImageGraph
+from vitkit.engines.engine import build_engine
+from vitkit.engines.torch_engines import SingleImageGraph
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 32, "depth": 2, "num_heads": 2,
          "mlp_width": 64, "num_classes": 5}  # fmt: skip

@@ -14,8 +14,10 @@ import torch
 from tiny_checkpoint import save_noisy
 
 import vitkit
+from vitkit.engines import trials as make_trials
+from vitkit.engines import trials as trial
+from vitkit.engines import trials as trial_cache
 from vitkit.engines.child import ChildResult
-from vitkit.engines.choosing import make_trials, trial, trial_cache
 from vitkit.errors import SettingError
 
 NOWHERE = "/dev/null/folder"

@@ -9,7 +9,7 @@ import torch
 import vitkit
 from vitkit.data.datasets.dataset import ArraySplit
 from vitkit.errors import CheckpointError, DataError
-from vitkit.evaluation.evaluation_loop import evaluate_model
+from vitkit.evaluation.loop import evaluate_model
 
 
 def test_evaluation_against_a_count_by_hand():

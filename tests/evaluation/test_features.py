@@ -17,12 +17,10 @@ import vitkit
 from vitkit.data.sources.open import open_dataset
 from vitkit.distributed import ProcessGroup
 from vitkit.errors import DataError, SettingError
-from vitkit.evaluation.features.extract import extract_features
-from vitkit.evaluation.features.knn import knn
-from vitkit.evaluation.features.linear_classifier import fit_linear
+from vitkit.evaluation.features import extract_features, fit_linear, knn
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.probe import among_voted
-from vitkit.training.setup.make_plan import make_plan
+from vitkit.training.finish import among_voted
+from vitkit.training.plan import make_plan
 
 
 def blobs(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

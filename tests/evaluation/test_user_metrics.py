@@ -8,7 +8,7 @@ from training.worlds import in_world, together
 
 import vitkit
 from vitkit.errors import SettingError
-from vitkit.evaluation.user_metrics import KeptOutputs
+from vitkit.evaluation.loop import KeptOutputs
 
 
 @pytest.mark.parametrize("images", [7, 2, 1])

@@ -9,8 +9,8 @@ from noise import fill_with_noise
 
 import vitkit
 from vitkit.errors import SettingError
+from vitkit.explaining import model_statistics as artefacts
 from vitkit.explaining.methods.attention import attention
-from vitkit.explaining.model import artefacts
 
 WIDTH, NEURON, LAYER = 32, 5, 1
 SIZE = (32, 48)

@@ -11,8 +11,7 @@ from noise import fill_with_noise
 from torch import nn
 
 import vitkit
-from vitkit.explaining.model.filters import first_layer_filters
-from vitkit.explaining.model.positions import position_similarity
+from vitkit.explaining.model_statistics import first_layer_filters, position_similarity
 from vitkit.models.hybrid import standardise
 from vitkit.weights.checkpoint import Checkpoint
 
@@ -124,7 +123,7 @@ def test_similarity_over_depth_by_plain_loops(kind):
 def test_batches_make_no_difference(monkeypatch):
     vit = model()
     together = explained(vit)
-    monkeypatch.setattr("vitkit.explaining.model.depth_statistics.LARGEST_BATCH", 2)
+    monkeypatch.setattr("vitkit.explaining.model_statistics.LARGEST_BATCH", 2)
     alone = explained(vit)
     np.testing.assert_allclose(alone.depth.distance, together.depth.distance, rtol=1e-6)
     np.testing.assert_allclose(alone.depth.entropy, together.depth.entropy, rtol=1e-6)

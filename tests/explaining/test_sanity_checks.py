@@ -15,7 +15,7 @@ from own_methods import own_method
 
 import vitkit
 from vitkit.explaining.faithfulness import image_keys, random_orders, step_sizes
-from vitkit.explaining.token_subset import TokenSubsets
+from vitkit.explaining.method import TokenSubsets
 
 SCRIPT = Path(__file__).parents[2] / "examples/research/sanity_checks_of_maps.py"
 pytestmark = pytest.mark.soak

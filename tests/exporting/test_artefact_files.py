@@ -15,15 +15,9 @@ from PIL import Image
 
 import vitkit
 from vitkit import cli
-from vitkit.exporting.files import onnx_file
-from vitkit.exporting.files.description import ArtefactDescription
-from vitkit.exporting.files.onnx_file import (
-    describe_onnx,
-    open_onnx,
-    read_onnx_description,
-    write_onnx,
-)
-from vitkit.exporting.files.torch_file import read_torch_description
+from vitkit.exporting import onnx_file
+from vitkit.exporting.artefact import ArtefactDescription, read_torch_description
+from vitkit.exporting.onnx_file import describe_onnx, open_onnx, read_onnx_description, write_onnx
 
 
 def text(format: str = "onnx", **changes: object) -> str:

@@ -20,7 +20,7 @@ from PIL import Image
 import vitkit
 from vitkit import cli
 from vitkit.exporting import export as export_module
-from vitkit.exporting.output_files import move_into_place
+from vitkit.exporting.export import move_into_place
 
 ENDINGS = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2", "aoti": ".pt2"}
 LATER = pytest.mark.soak
@@ -300,7 +300,7 @@ def test_commands_refuse_wrong_choices_in_one_line(
         Image.fromarray(blobs(3)).save(tmp_path / "else" / "train" / label / "1.png")
     (tmp_path / "there.onnx").write_bytes(b"mine")
     monkeypatch.chdir(tmp_path)
-    from vitkit.exporting.files import openvino_file
+    from vitkit.exporting import openvino_file
 
     monkeypatch.setattr(openvino_file, "CAPABILITIES", {"bfloat16": "INSTRUCTIONS_OF_2040"})
     int8 = ["--to", "openvino", "--int8", "--calibrate"]
@@ -338,7 +338,7 @@ def test_no_compiler_is_one_line(checkpoint, tmp_path, monkeypatch):
 
 
 def test_generated_images_differ_and_are_the_same_again():
-    from vitkit.exporting.gate.gate_images import GeneratedImages
+    from vitkit.exporting.check_images import GeneratedImages
 
     images = GeneratedImages()
     assert len({images.read(index).shape for index in range(len(images))}) == 4

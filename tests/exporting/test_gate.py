@@ -12,19 +12,19 @@ import pytest
 import torch
 
 import vitkit
-from vitkit.exporting.files.description import ArtefactDescription
-from vitkit.exporting.gate import fresh_process
-from vitkit.exporting.gate.checks import (
+from vitkit.exporting import fresh_process
+from vitkit.exporting.artefact import ArtefactDescription
+from vitkit.exporting.check import (
     GateBounds,
     LogitPairs,
     compare_outputs,
     refuse_fake_int8,
     refuse_other_batches,
+    refuse_slower,
     refuse_worse,
 )
-from vitkit.exporting.gate.fresh_process import FreshProcess
-from vitkit.exporting.gate.gate_images import GateImages, GeneratedImages
-from vitkit.exporting.gate.latency import refuse_slower
+from vitkit.exporting.check_images import GateImages, GeneratedImages
+from vitkit.exporting.fresh_process import FreshProcess
 
 CLASSES = ("ant", "bee")
 INT8 = ArtefactDescription("openvino", vitkit.Preprocess(), CLASSES, 2, 1.0, int8=True)
@@ -171,7 +171,7 @@ def test_a_runtime_that_dies_or_hangs_is_one_line(command, message, monkeypatch)
 def test_sockets_of_python_are_refused_where_there_is_no_namespace():
     lines = (
         "import socket, sys",
-        "from vitkit.exporting.gate import no_network",
+        "from vitkit.exporting import child as no_network",
         "no_network._own_network = lambda: False",
         "print(no_network.cut_off_network())",
         "open_one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)",

@@ -9,7 +9,7 @@ from skimage import data
 
 import vitkit
 from vitkit.data.images.preprocess import fit, normalise
-from vitkit.exporting.preprocessing_graph import PreprocessingGraph
+from vitkit.exporting.graph import PreprocessingGraph
 
 MODES = [
     {"image_size": 224},

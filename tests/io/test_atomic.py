@@ -9,8 +9,8 @@ import pytest
 
 from vitkit.errors import OutputError
 from vitkit.io.atomic import replacing_folder, replacing_in_cache, write_bytes
-from vitkit.io.digests import file_sha256
-from vitkit.io.progress import progress_bar
+from vitkit.io.caches import file_sha256
+from vitkit.messages import progress_bar
 
 
 def test_a_file_of_the_cache_appears_when_it_is_complete(tmp_path: Path):

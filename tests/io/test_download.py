@@ -14,9 +14,9 @@ from download_server import FIRST, SHA256, left_over, serving
 from processes import forked, wait_until
 
 from vitkit.errors import CheckpointError, OutputError
-from vitkit.io.cache_folder import cache_folder
-from vitkit.io.web import download as downloads
-from vitkit.io.web.download import cached_path, download
+from vitkit.io import download as downloads
+from vitkit.io.caches import cache_folder
+from vitkit.io.download import cached_path, download
 from vitkit.weights.catalogue import find
 from vitkit.weights.download_weights import fetch
 

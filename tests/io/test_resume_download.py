@@ -6,7 +6,7 @@ import pytest
 from download_server import FIRST, SECOND, SHA256, serving
 
 from vitkit.errors import CheckpointError
-from vitkit.io.web.download import cached_path, download
+from vitkit.io.download import cached_path, download
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
 

@@ -15,10 +15,9 @@ from local_server import listening
 
 from vitkit.data.sources.remote_shards import RemoteShard
 from vitkit.errors import CheckpointError, DataError
-from vitkit.io.web import connections, resume_download
-from vitkit.io.web.download import cached_path, download
-from vitkit.io.web.part_file import PartFile
-from vitkit.io.web.resume_download import receive
+from vitkit.io import download as connections
+from vitkit.io import download as resume_download
+from vitkit.io.download import PartFile, cached_path, download, receive
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
 ELSEWHERE = "http://localhost:9/models/vit.npz"

@@ -15,7 +15,7 @@ from PIL import Image
 
 import vitkit
 from vitkit.errors import ImageError
-from vitkit.io.web import image as web_image
+from vitkit.io import web_image
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
 

@@ -17,7 +17,7 @@ from reporting.page_checks import (
 import vitkit
 from vitkit.data.loading.batch import Batch
 from vitkit.data.sources.benchmarks import known_folders
-from vitkit.evaluation.open_data import open_as_in_training
+from vitkit.evaluation.evaluate import open_as_in_training
 from vitkit.training.trainer import Trainer
 
 pytestmark = [

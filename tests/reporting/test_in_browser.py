@@ -19,11 +19,11 @@ from reporting.small_runs import digits_run, photo_run
 
 import vitkit
 from vitkit import cli
-from vitkit.reporting.sections.suspects import SUSPECTS_HEADER
-from vitkit.training.config.config_yaml import read_yaml
+from vitkit.reporting.suspects import SUSPECTS_HEADER
+from vitkit.training.config.merging import read_yaml
 from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.plan import open_training_data
 from vitkit.training.run_folder import RunFolder
-from vitkit.training.setup.training_data import open_training_data
 
 pytestmark = [
     pytest.mark.skipif(not IS_INSTALLED, reason="Chromium and its driver are not installed"),

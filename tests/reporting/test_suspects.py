@@ -19,9 +19,9 @@ from reporting.test_report import page
 import vitkit
 from vitkit import cli
 from vitkit.errors import DataError
-from vitkit.evaluation.features.wrong_labels import out_of_fold_probabilities, rank_suspects
-from vitkit.evaluation.open_data import open_as_in_training
-from vitkit.reporting.sections.suspects import SUSPECTS_HEADER
+from vitkit.evaluation.evaluate import open_as_in_training
+from vitkit.evaluation.features import out_of_fold_probabilities, rank_suspects
+from vitkit.reporting.suspects import SUSPECTS_HEADER
 
 CHANGED = 6
 

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import vitkit
 from vitkit.errors import SettingError
-from vitkit.training.optimization.activation_checkpointing import checkpoint_gradients
+from vitkit.training.optimization.precision import checkpoint_gradients
 
 SMALL = {"image_size": 32, "patch_size": 4, "width": 64, "depth": 4, "num_heads": 4,
          "mlp_width": 256, "num_classes": 5, "layer_scale": 0.5}  # fmt: skip

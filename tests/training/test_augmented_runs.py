@@ -11,10 +11,10 @@ from training.tiny_runs import end_of, run
 
 import vitkit
 from vitkit.errors import SettingError
-from vitkit.training.config.config_yaml import read_yaml
+from vitkit.training.config.merging import read_yaml
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.monitoring.image_grids import grid
-from vitkit.training.setup.make_plan import make_plan
+from vitkit.training.monitoring.figures import grid
+from vitkit.training.plan import make_plan
 
 EVERYTHING = {
     "aa": "rand-m9-mstd0.5-inc1", "color_jitter": 0.3, "reprob": 0.25, "mixup": 0.8, "cutmix": 1.0,

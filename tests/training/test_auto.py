@@ -19,12 +19,16 @@ from vitkit.data.datasets.splitting import with_validation
 from vitkit.data.sources.open import open_dataset
 from vitkit.errors import Interrupted, NonFiniteError, SettingError
 from vitkit.training import auto as search
-from vitkit.training.callbacks.early_stopping import Deadline
-from vitkit.training.config.config_yaml import read_yaml
+from vitkit.training.callbacks import Deadline
+from vitkit.training.config.merging import read_yaml
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.defaults.model_size import SIZES, ImageStatistics, scratch_settings
-from vitkit.training.defaults.schedule import limit_batch_size
 from vitkit.training.interrupts import raise_on_signal, stop_on_signal
+from vitkit.training.setup.defaults import (
+    SIZES,
+    ImageStatistics,
+    limit_batch_size,
+    scratch_settings,
+)
 from vitkit.training.train import train as train_config
 
 

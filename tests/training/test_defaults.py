@@ -12,10 +12,9 @@ from PIL import Image
 import vitkit
 from vitkit.cli import run as command
 from vitkit.errors import DataError, SettingError
-from vitkit.training.config.config_yaml import read_yaml
-from vitkit.training.config.run_config import USUAL
-from vitkit.training.state.manifest import step_of
-from vitkit.training.state.state_folder import list_states
+from vitkit.training.config.merging import read_yaml
+from vitkit.training.config.train_config import USUAL
+from vitkit.training.state.state_folder import list_states, step_of
 
 QUICK = {"quiet": True, "device": "cpu", "threads": 1, "workers": 0, "test": False,
          "plots": False, "report": False}  # fmt: skip
@@ -162,7 +161,7 @@ def test_no_image_is_left_out_of_an_epoch(tmp_path):
     assert (config["batch_size"], config["last_batch"]) == (8, "fill")
     assert [line["step"] for line in steps_of(done.run)] == [5, 10]
     from vitkit.training.config.train_config import TrainConfig
-    from vitkit.training.setup.make_plan import make_plan
+    from vitkit.training.plan import make_plan
 
     steps = make_plan(TrainConfig(**config)).steps
     for epoch in range(2):

@@ -19,7 +19,7 @@ import vitkit
 from vitkit.cli import run as command
 from vitkit.errors import CheckpointError, Interrupted, SettingError
 from vitkit.training.distillation import Teacher, as_teacher, renormalise
-from vitkit.training.result import TrainResult
+from vitkit.training.run import TrainResult
 from vitkit.training.trainer import Callback
 
 SMALL = {"image_size": 8, "patch_size": 4, "width": 16, "depth": 1, "num_heads": 2,

@@ -16,9 +16,9 @@ from training.tiny_runs import TINY, end_of, run
 import vitkit
 from vitkit.errors import (
     Interrupted,
+    exit_code,
 )
-from vitkit.exit_codes import exit_code
-from vitkit.training import run_evaluation
+from vitkit.training import run as run_evaluation
 from vitkit.training.interrupts import raise_on_signal, stop_on_signal
 from vitkit.training.trainer import Trainer
 

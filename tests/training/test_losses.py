@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from vitkit.errors import SettingError
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.optimization.losses import BinaryCrossEntropy, CrossEntropy, make_loss
-from vitkit.training.setup.make_plan import make_plan
+from vitkit.training.plan import make_plan
 
 HERE = "training.test_losses"
 

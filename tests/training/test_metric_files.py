@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from training.logged_runs import lines
 
-from vitkit.training.monitoring import metric_files
+from vitkit.training.monitoring import trackers as metric_files
 from vitkit.training.run_folder import RunFolder
 
 

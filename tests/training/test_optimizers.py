@@ -11,8 +11,7 @@ from torch import nn, optim
 
 import vitkit
 from vitkit.errors import MissingExtraError, SettingError
-from vitkit.training.optimization.muon import BatchedMuon
-from vitkit.training.optimization.optimizers import check_optimizer, make_optimizer
+from vitkit.training.optimization.optimizers import BatchedMuon, check_optimizer, make_optimizer
 from vitkit.training.state.registry import OptimizerPart
 
 LR, DECAY, BETAS = 0.01, 0.1, (0.9, 0.95)

@@ -9,7 +9,7 @@ from noise import fill_with_noise
 import vitkit
 from vitkit.errors import SettingError
 from vitkit.training.optimization.optimizers import make_optimizer
-from vitkit.training.optimization.parameter_groups import parameter_groups
+from vitkit.training.optimization.parameters import parameter_groups
 
 
 def small(**fields: object) -> vitkit.ViT:

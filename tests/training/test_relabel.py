@@ -13,10 +13,10 @@ from PIL import Image
 
 import vitkit
 from vitkit import cli
-from vitkit.training.config.config_yaml import read_yaml
+from vitkit.training.config.merging import read_yaml
 from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.plan import open_training_data
 from vitkit.training.run_folder import RunFolder
-from vitkit.training.setup.training_data import open_training_data
 
 SPEC = {"image_size": 16, "patch_size": 8, "width": 16, "depth": 1, "num_heads": 2, "mlp_width": 32}
 SETTINGS: dict[str, Any] = {

@@ -17,7 +17,7 @@ from training import logged_runs
 import vitkit
 from vitkit import cli
 from vitkit.errors import DataError, OutputError
-from vitkit.training.result import TrainResult
+from vitkit.training.run import TrainResult
 from vitkit.training.state.state_folder import newest_state, run_hash
 from vitkit.training.trainer import Callback, Trainer
 

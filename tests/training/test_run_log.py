@@ -25,10 +25,9 @@ import vitkit
 from vitkit.data.datasets.splitting import with_validation
 from vitkit.data.sources.open import open_dataset
 from vitkit.errors import Interrupted
-from vitkit.training import callbacks
+from vitkit.training import callbacks, folder
 from vitkit.training import train as session
-from vitkit.training.monitoring.image_grids import example_predictions
-from vitkit.training.setup import folder
+from vitkit.training.monitoring.figures import example_predictions
 from vitkit.training.state import state_folder
 from vitkit.training.state.state_folder import newest_state, run_hash
 from vitkit.weights.formats.vitkit import DESCRIBED

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from training.tiny_runs import end_of, run
 
-from vitkit.training.config.config_yaml import read_yaml
+from vitkit.training.config.merging import read_yaml
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.resume_check import prove_resume
 

@@ -15,11 +15,10 @@ import torch
 import vitkit
 from vitkit.distributed import ProcessGroup
 from vitkit.errors import OutputError
-from vitkit.training.optimization.ema import EMA
 from vitkit.training.optimization.optimizers import make_optimizer
+from vitkit.training.optimization.parameters import EMA
 from vitkit.training.state import state_folder
-from vitkit.training.state.progress import Progress
-from vitkit.training.state.registry import ModelPart, OptimizerPart, Registry
+from vitkit.training.state.registry import ModelPart, OptimizerPart, Progress, Registry
 from vitkit.training.state.state_folder import (
     load_state,
     newest_state,

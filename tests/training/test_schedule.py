@@ -9,8 +9,8 @@ import pytest
 
 from vitkit.errors import SettingError
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.optimization.schedule import learning_rate
-from vitkit.training.setup.make_plan import make_plan
+from vitkit.training.optimization.parameters import learning_rate
+from vitkit.training.plan import make_plan
 
 PEAK, LOW, WARMUP, TOTAL = 0.4, 0.1, 4, 16
 

@@ -9,7 +9,7 @@ import numpy as np
 from bad_images import photo
 
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.setup.make_plan import make_plan
+from vitkit.training.plan import make_plan
 
 
 def test_equal_files_stay_together_and_changed_copies_across_the_cut_are_reported(

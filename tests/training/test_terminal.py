@@ -6,7 +6,7 @@ import re
 
 from training.logged_runs import train
 
-from vitkit.training.monitoring import terminal
+from vitkit.training.monitoring import run_log as terminal
 
 
 def test_without_a_terminal_a_line_comes_now_and_then(tmp_path, monkeypatch, capsys):

@@ -25,12 +25,11 @@ from vitkit.errors import (
     Interrupted,
     NonFiniteError,
     SettingError,
+    exit_code,
 )
-from vitkit.exit_codes import exit_code
 from vitkit.training import callbacks
 from vitkit.training import train as session
-from vitkit.training.config.config_yaml import read_yaml
-from vitkit.training.config.merging import layered
+from vitkit.training.config.merging import layered, read_yaml
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.recipes import recipe_settings
 from vitkit.training.state.state_folder import newest_state

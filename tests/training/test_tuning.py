@@ -20,16 +20,13 @@ from vitkit.data.augmentation.pipeline import BatchTransform
 from vitkit.data.loading.loader import TrainingSteps
 from vitkit.errors import CheckpointError, NonFiniteError, SettingError
 from vitkit.plots.curves import draw_rate_search
-from vitkit.training.config.config_yaml import read_yaml
+from vitkit.training.config.merging import read_yaml
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.optimization.optimizers import configured_optimizer
 from vitkit.training.optimization.precision import LossScale
-from vitkit.training.run_plan import Plan
-from vitkit.training.setup.build_step import make_objective, make_step
-from vitkit.training.setup.make_plan import make_plan
+from vitkit.training.plan import Plan, make_objective, make_plan, make_step
 from vitkit.training.step import TrainingStep
-from vitkit.training.tuning.batch_size import find_batch_size
-from vitkit.training.tuning.learning_rate import find_lr
+from vitkit.training.tuning import find_batch_size, find_lr
 
 SPEC = {"image_size": 8, "patch_size": 4, "in_channels": 1, "width": 16, "depth": 1, "num_heads": 2,
         "mlp_width": 32}  # fmt: skip

@@ -8,12 +8,11 @@ from PIL import Image
 from training.starts import a_checkpoint
 
 from vitkit.errors import SettingError
-from vitkit.training.checks.unused_settings import note_on_probe
 from vitkit.training.config.merging import layered
 from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.plan import Plan, make_plan
 from vitkit.training.recipes import recipe_settings
-from vitkit.training.run_plan import Plan
-from vitkit.training.setup.make_plan import make_plan
+from vitkit.training.setup.unused_settings import note_on_probe
 
 OWN = "training.test_losses:hard_only"
 

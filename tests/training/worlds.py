@@ -18,10 +18,9 @@ from torch.distributed import TCPStore
 
 from vitkit.data.loading.batch import Batch
 from vitkit.distributed import ProcessGroup, join_process_group, local_tensor
-from vitkit.errors import VitkitError
-from vitkit.exit_codes import exit_code
+from vitkit.errors import VitkitError, exit_code
 from vitkit.training import train
-from vitkit.training.callbacks.ema import AverageWeights
+from vitkit.training.callbacks import AverageWeights
 from vitkit.training.config.merging import layered
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.recipes import recipe_settings

@@ -9,10 +9,10 @@ from weights.round_trips import noisy
 import vitkit
 from vitkit.errors import CheckpointError
 from vitkit.models.presets import preset
-from vitkit.weights.converting.fit import fit_to_format
 from vitkit.weights.formats.format import Bundle, Format
 from vitkit.weights.formats.key_table import write_tensors
-from vitkit.weights.formats.registry import FORMATS
+from vitkit.weights.recognise_format import FORMATS
+from vitkit.weights.verify import fit_to_format
 
 KINDS = {
     "ViT": "vit_base_patch16_224",

@@ -13,9 +13,8 @@ from torch import Tensor
 
 import vitkit
 from vitkit.weights.checkpoint import Checkpoint
-from vitkit.weights.files.open import open_source
-from vitkit.weights.formats.description import FOREIGN_METADATA_KEY
-from vitkit.weights.formats.format import Bundle, Format
+from vitkit.weights.files import open_source
+from vitkit.weights.formats.format import FOREIGN_METADATA_KEY, Bundle, Format
 from vitkit.weights.formats.key_table import write_tensors
 from vitkit.weights.load import load
 

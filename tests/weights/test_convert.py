@@ -13,8 +13,8 @@ from weights.round_trips import noisy, same_bits, without_our_entry
 import vitkit
 from vitkit import cli
 from vitkit.errors import CheckpointError, OutputError
-from vitkit.weights.converting import verify
-from vitkit.weights.converting.fit import fit_to_format
+from vitkit.weights import verify
+from vitkit.weights.verify import fit_to_format
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "num_heads": 1,
          "mlp_width": 96, "num_classes": 7}  # fmt: skip

@@ -15,11 +15,11 @@ from weights.round_trips import noisy, round_trip, same_bits, stored, written
 import vitkit
 from vitkit.errors import CheckpointError
 from vitkit.weights.convert import convert
-from vitkit.weights.files.open import open_source
+from vitkit.weights.files import open_source
 from vitkit.weights.formats.dinov2 import DINOV2
 from vitkit.weights.formats.key_table import write_tensors
-from vitkit.weights.formats.registry import FORMATS
 from vitkit.weights.load import load
+from vitkit.weights.recognise_format import FORMATS
 
 Weights = dict[str, Tensor]
 WIDTH, DEPTH, HEADS, SIDE = 128, 2, 2, 56

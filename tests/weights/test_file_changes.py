@@ -15,7 +15,7 @@ from weights.round_trips import noisy
 
 import vitkit
 from vitkit.errors import CheckpointError
-from vitkit.weights.files.open import open_source
+from vitkit.weights.files import open_source
 
 SPEC = vitkit.ViTSpec(image_size=32, patch_size=8, width=64, depth=2, num_heads=1, mlp_width=96,
                       num_classes=7, activation="gelu_tanh")  # fmt: skip

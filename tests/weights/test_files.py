@@ -18,7 +18,7 @@ from weights.round_trips import noisy
 
 import vitkit
 from vitkit.errors import CheckpointError
-from vitkit.weights.files import safetensors_file
+from vitkit.weights import array_files as safetensors_file
 from vitkit.weights.formats.key_table import write_tensors
 from vitkit.weights.formats.torchvision import TORCHVISION
 

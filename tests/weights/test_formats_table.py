@@ -11,8 +11,8 @@ from weights.round_trips import noisy
 
 import vitkit
 from vitkit.errors import CheckpointError
-from vitkit.weights.converting.fit import fit_to_format
-from vitkit.weights.formats.registry import FORMATS
+from vitkit.weights.recognise_format import FORMATS
+from vitkit.weights.verify import fit_to_format
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "formats.md"
 

@@ -13,11 +13,11 @@ from weights.round_trips import noisy, round_trip, same_bits, written
 
 import vitkit
 from vitkit.errors import CheckpointError
-from vitkit.weights.files.source import Header
-from vitkit.weights.formats import registry
+from vitkit.weights import recognise_format as registry
 from vitkit.weights.formats.format import Bundle
-from vitkit.weights.formats.google.format import GOOGLE
+from vitkit.weights.formats.google import GOOGLE
 from vitkit.weights.load import load
+from vitkit.weights.tensor_file import Header
 
 Arrays = dict[str, np.ndarray]
 SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "num_heads": 2,

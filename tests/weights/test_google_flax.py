@@ -26,7 +26,7 @@ from weights.flax_models import (
 from weights.round_trips import noisy, same_bits
 
 import vitkit
-from vitkit.weights.formats.google.format import GOOGLE
+from vitkit.weights.formats.google import GOOGLE
 from vitkit.weights.formats.key_table import write_tensors
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 1, "num_heads": 2,

@@ -21,7 +21,7 @@ from weights.round_trips import noisy, written
 import vitkit
 from vitkit import cli
 from vitkit.errors import CheckpointError, SettingError
-from vitkit.weights.formats.registry import FORMATS
+from vitkit.weights.recognise_format import FORMATS
 
 REPRESENTATIVE = [
     "test_vit",

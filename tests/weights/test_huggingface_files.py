@@ -19,9 +19,9 @@ from weights.round_trips import noisy, round_trip, written
 import vitkit
 from vitkit.data.images.preprocess import preprocess_images
 from vitkit.errors import CheckpointError
-from vitkit.weights.formats import registry
+from vitkit.weights import recognise_format as registry
 from vitkit.weights.formats.format import Bundle
-from vitkit.weights.formats.huggingface.format import HUGGINGFACE
+from vitkit.weights.formats.huggingface import HUGGINGFACE
 from vitkit.weights.formats.key_table import write_tensors
 from vitkit.weights.load import load
 

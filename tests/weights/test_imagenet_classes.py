@@ -18,9 +18,8 @@ import vitkit
 from vitkit import cli
 from vitkit.errors import DataError
 from vitkit.training.distillation import as_teacher
-from vitkit.weights.catalogue import catalogue
-from vitkit.weights.formats.registry import FORMATS
-from vitkit.weights.imagenet_classes import ASSUMED, imagenet
+from vitkit.weights.catalogue import ASSUMED, catalogue, imagenet
+from vitkit.weights.recognise_format import FORMATS
 
 SMALL: dict[str, Any] = {"image_size": 16, "patch_size": 8, "width": 64, "depth": 1,
                          "num_heads": 2, "mlp_width": 64, "num_classes": 1000}  # fmt: skip

@@ -15,8 +15,8 @@ from vitkit.errors import CheckpointError
 from vitkit.weights.convert import convert
 from vitkit.weights.formats.jeonsworld import JEONSWORLD
 from vitkit.weights.formats.key_table import write_tensors
-from vitkit.weights.formats.registry import FORMATS
 from vitkit.weights.load import load
+from vitkit.weights.recognise_format import FORMATS
 
 Weights = dict[str, Tensor]
 WIDTH, HEADS, DEPTH, HIDDEN, CLASSES = 128, 2, 2, 192, 7

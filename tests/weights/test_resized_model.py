@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import vitkit
 from vitkit.errors import CheckpointError, SpecError
 from vitkit.weights.checkpoint import Checkpoint
-from vitkit.weights.converting.resized_model import resize_kernel
+from vitkit.weights.write import resize_kernel
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 16, "depth": 2, "num_heads": 2,
          "mlp_width": 32, "num_classes": 5}  # fmt: skip

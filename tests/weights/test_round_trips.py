@@ -25,9 +25,9 @@ from vitkit.errors import CheckpointError
 from vitkit.models.presets import preset
 from vitkit.models.presets import table as presets
 from vitkit.spec import STAGE_STRIDES
-from vitkit.weights.converting.fit import fit_to_format
 from vitkit.weights.formats.format import Format
-from vitkit.weights.formats.registry import FORMATS
+from vitkit.weights.recognise_format import FORMATS
+from vitkit.weights.verify import fit_to_format
 
 TRAINING = {
     name: getattr(vitkit.ViTSpec(), name)

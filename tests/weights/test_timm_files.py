@@ -20,12 +20,12 @@ import vitkit
 from vitkit.data.images.preprocess import preprocess_images
 from vitkit.errors import CheckpointError
 from vitkit.models.presets import preset, table
-from vitkit.weights.formats.timm.architecture import (
+from vitkit.weights.formats.timm import TIMM
+from vitkit.weights.formats.timm_config import (
     PRESETS_UNKNOWN_TO_TIMM,
     config_document,
     timm_architecture,
 )
-from vitkit.weights.formats.timm.format import TIMM
 from vitkit.weights.load import load
 
 timm = peer("timm")

@@ -22,10 +22,9 @@ import vitkit
 from vitkit.errors import CheckpointError
 from vitkit.models.presets import preset
 from vitkit.models.record import Record
-from vitkit.weights.converting import verify
-from vitkit.weights.converting.fit import fit_to_format
-from vitkit.weights.converting.verify import ReferenceModel, reference_model
-from vitkit.weights.formats.registry import FORMATS
+from vitkit.weights import verify
+from vitkit.weights.recognise_format import FORMATS
+from vitkit.weights.verify import ReferenceModel, fit_to_format, reference_model
 
 LIBRARIES = {name: form.reference for name, form in FORMATS.items() if form.reference}
 TOLERANCE = 1e-5

@@ -1,6 +1,6 @@
 """The command `vitkit`: one verb per file, parsing and printing only.
 
-`vitkit/exit_codes.py` has the exit codes with their meanings.
+`vitkit/errors.py` has the exit codes with their meanings.
 
 A new verb is a file with a function `run(arguments)` and a line of `VERBS`. Nothing here may import
 torch: `vitkit --help` must not wait for it.
@@ -17,10 +17,17 @@ from contextlib import suppress
 from importlib import import_module
 
 import vitkit
-from vitkit.errors import Interrupted, SettingError, VitkitError
-from vitkit.exit_codes import DONE, FAULT, USER_ERROR, exit_code, of_signal
-from vitkit.io.progress import discard_stdout
-from vitkit.messages import did_you_mean
+from vitkit.errors import (
+    DONE,
+    FAULT,
+    USER_ERROR,
+    Interrupted,
+    SettingError,
+    VitkitError,
+    exit_code,
+    of_signal,
+)
+from vitkit.messages import did_you_mean, discard_stdout
 from vitkit.process import (
     INTERRUPTS,
     keep_freed_memory,
@@ -169,12 +176,12 @@ def _call(verb: str, arguments: list[str]) -> None:
     if verb not in VERBS:
         near = did_you_mean(verb, [*VERBS, "help"])
         raise SettingError(f"there is no verb {verb!r}{near}; `vitkit --help` lists all")
-    from vitkit.cli.parsing.command import command_of
-    from vitkit.cli.parsing.words import HELP_ALL, read_words, wants_help
+    from vitkit.cli.arguments import command_of
+    from vitkit.cli.parsing import HELP_ALL, read_words, wants_help
 
     module = import_module(f"vitkit.cli.{verb}")
     if wants_help(arguments):
-        from vitkit.cli.printing.help_text import help_text
+        from vitkit.cli.arguments import help_text
 
         command = command_of(verb, module, arguments)
         _print(help_text(command, everything=HELP_ALL in arguments))

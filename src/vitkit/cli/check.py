@@ -12,21 +12,19 @@ from typing import TYPE_CHECKING
 import tyro
 from tyro.conf import Positional
 
-from vitkit.cli.parsing.fields import as_flags
-from vitkit.cli.parsing.images import files_of_data
-from vitkit.cli.printing.columns import fold, terminal_width
-from vitkit.cli.printing.next_steps import flags, print_results
+from vitkit.cli.images import files_of_data
+from vitkit.cli.output import flags, fold, print_results, terminal_width
+from vitkit.cli.parsing import as_flags
 from vitkit.errors import DataError
 from vitkit.io.atomic import write_bytes
-from vitkit.io.progress import progress_bar
 from vitkit.io.results import check_outputs, json_result
-from vitkit.messages import plural
+from vitkit.messages import plural, progress_bar
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from vitkit.data.checks.check import Report
-    from vitkit.data.checks.finding import Finding
+    from vitkit.data.checks.findings import Finding
     from vitkit.data.datasets.dataset import Dataset
 
 LINES_SHOWN = 10
@@ -115,8 +113,8 @@ def _open(
 ) -> Dataset:
     """Open the data, with corrected labels where a file of them is given."""
     # imported here: the help of the command needs none of them
-    from vitkit.data.datasets.label_changes import read_label_changes
-    from vitkit.data.datasets.relabelling import relabel as with_corrections
+    from vitkit.data.checks.check import with_corrections
+    from vitkit.data.datasets.split import read_label_changes
     from vitkit.data.sources.open import open_dataset
 
     changes = None if relabel is None else read_label_changes(relabel)

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import tyro
 from tyro.conf import Positional
 
-from vitkit.cli.parsing.fields import as_flags
-from vitkit.cli.printing.columns import align, fold, terminal_width
-from vitkit.cli.printing.next_steps import print_results, suggest
+from vitkit.cli.output import align, fold, print_results, suggest, terminal_width
+from vitkit.cli.parsing import as_flags
 from vitkit.messages import escape
 
 if TYPE_CHECKING:

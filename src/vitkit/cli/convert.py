@@ -11,12 +11,9 @@ from typing import Any, Literal
 import tyro
 from tyro.conf import Positional, Suppress
 
-from vitkit.cli.parsing.argument import Argument
-from vitkit.cli.parsing.command import Command, describe_function
-from vitkit.cli.parsing.fields import SPEC, take_fields
-from vitkit.cli.parsing.words import read_words
-from vitkit.cli.printing.columns import fold, terminal_width
-from vitkit.cli.printing.next_steps import print_results
+from vitkit.cli.arguments import Argument, Command, describe_function
+from vitkit.cli.output import fold, print_results, terminal_width
+from vitkit.cli.parsing import SPEC, read_words, take_fields
 from vitkit.process import uncollected_imports
 
 # listed here, since importing the formats imports torch

@@ -11,22 +11,16 @@ from typing import TYPE_CHECKING
 import tyro
 from tyro.conf import Positional
 
-from vitkit.cli.parsing.engine_flags import (
-    EngineChoice,
-    EngineFlags,
-    PrecisionChoice,
-    open_checkpoint,
-)
-from vitkit.cli.parsing.fields import as_flags
-from vitkit.cli.parsing.images import (
+from vitkit.cli.images import (
     StreamedImages,
     files_of_checkpoint,
     find_arguments,
     refuse_images_first,
 )
+from vitkit.cli.parsing import EngineChoice, EngineFlags, PrecisionChoice, as_flags, open_checkpoint
 from vitkit.io.results import check_outputs
 from vitkit.messages import escape, plural
-from vitkit.prediction.features_file import FEATURES_FILE, write_features
+from vitkit.prediction.features import FEATURES_FILE, write_features
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,13 +16,11 @@ import numpy as np
 import tyro
 from tyro.conf import Positional
 
-from vitkit.cli.parsing.engine_flags import EngineChoice, EngineFlags, PrecisionChoice
-from vitkit.cli.parsing.fields import as_flags
-from vitkit.cli.parsing.images import files_of_checkpoint, files_of_data, refuse_images_first
-from vitkit.cli.printing.columns import align, fold, terminal_width
-from vitkit.cli.printing.next_steps import flags, print_results, suggest
+from vitkit.cli.images import files_of_checkpoint, files_of_data, refuse_images_first
+from vitkit.cli.output import align, flags, fold, print_results, suggest, terminal_width
+from vitkit.cli.parsing import EngineChoice, EngineFlags, PrecisionChoice, as_flags
 from vitkit.errors import SettingError
-from vitkit.evaluation.prediction_table import PREDICTIONS_HEADER, predictions_csv
+from vitkit.evaluation.result import PREDICTIONS_HEADER, predictions_csv
 from vitkit.io.atomic import write_bytes
 from vitkit.io.results import (
     CONFUSION_CORNER,
@@ -102,7 +100,7 @@ def eval_command(
         overwrite: let both replace any file that is not an input; default: only earlier results.
         trust_code: open an exported .pt2 model, which can run code that is in it.
     """
-    from vitkit.exporting.evaluate_models import evaluate  # here: --help does not wait for torch
+    from vitkit.exporting.exported_model import evaluate  # here: --help does not wait for torch
 
     refuse_images_first("eval", checkpoint, "DATA")
     _check_files(checkpoint, data, data_root, relabel, overwrite, confusion, predictions)

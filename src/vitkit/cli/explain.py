@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import tyro
 from tyro.conf import Positional
 
-from vitkit.cli.parsing.fields import as_flags
-from vitkit.cli.parsing.images import (
+from vitkit.cli.images import (
     StreamedImages,
     files_of_checkpoint,
     find_arguments,
     refuse_images_first,
 )
-from vitkit.cli.printing.next_steps import flags, print_results
-from vitkit.cli.printing.predictions import print_now
-from vitkit.data.images.file_types import IMAGE_ENDINGS
+from vitkit.cli.output import flags, print_now, print_results
+from vitkit.cli.parsing import as_flags
+from vitkit.data.images.integrity import IMAGE_ENDINGS
 from vitkit.errors import ImageError, SettingError, UserError
-from vitkit.explaining.choice import choose_method, method_options
+from vitkit.explaining.explain import choose_method, method_options
 from vitkit.explaining.methods import METHODS
 from vitkit.io.results import check_outputs, json_result
 from vitkit.messages import escape, flag_name, percent, plural
@@ -150,7 +149,7 @@ def _explain_model(given: ExplainCommand) -> None:
             raise SettingError(f"{name} has no effect with --model; leave one of them out")
     found = given.find("--model IMAGES") if given.images else None
     # imported here: wrong paths do not wait for torch
-    from vitkit.explaining.model.explanation import check_model_files, output_files
+    from vitkit.explaining.model import check_model_files, output_files
     from vitkit.prediction.model_measurement import CheckpointMeasurement
 
     inputs, output = files_of_checkpoint(given.checkpoint), given.output

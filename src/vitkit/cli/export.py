@@ -9,10 +9,9 @@ from typing import Any, Literal
 import tyro
 from tyro.conf import Positional
 
-from vitkit.cli.parsing.fields import as_flags
-from vitkit.cli.parsing.images import refuse_images_first
-from vitkit.cli.printing.columns import fold, terminal_width
-from vitkit.cli.printing.next_steps import print_results
+from vitkit.cli.images import refuse_images_first
+from vitkit.cli.output import fold, print_results, terminal_width
+from vitkit.cli.parsing import as_flags
 from vitkit.process import uncollected_imports
 
 # listed here, since importing the formats imports their runtimes

@@ -12,12 +12,10 @@ from typing import Any
 import tyro
 from tyro.conf import Positional, Suppress
 
-from vitkit.cli.parsing.command import Command, describe_function
-from vitkit.cli.parsing.fields import SPEC, take_fields
-from vitkit.cli.parsing.words import read_words
-from vitkit.cli.printing.columns import fold, terminal_width
-from vitkit.cli.printing.next_steps import flags, suggest
-from vitkit.exporting.files.endings import is_artefact
+from vitkit.cli.arguments import Command, describe_function
+from vitkit.cli.output import flags, fold, suggest, terminal_width
+from vitkit.cli.parsing import SPEC, read_words, take_fields
+from vitkit.exporting.artefact import is_artefact
 from vitkit.process import uncollected_imports
 
 EXAMPLES = (
@@ -69,7 +67,7 @@ def inspect_command(
 
 def _print_exported(path: Path, *, json: bool) -> None:
     """Print the description that is inside an exported model."""
-    from vitkit.exporting.files.open_artefact import read_artefact_description
+    from vitkit.exporting.exported_model import read_artefact_description
 
     description = read_artefact_description(path)
     if json:

@@ -7,8 +7,7 @@ import sys
 import tyro
 from tyro.conf import Positional
 
-from vitkit.cli.printing.columns import align, terminal_width
-from vitkit.cli.printing.next_steps import Words, flags, suggest
+from vitkit.cli.output import Words, align, flags, suggest, terminal_width
 from vitkit.errors import SettingError
 from vitkit.models.presets import preset, table
 from vitkit.other_names import usual_name

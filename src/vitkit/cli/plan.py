@@ -16,10 +16,9 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional, Suppress
 
-from vitkit.cli.parsing.command import Command, describe_function
-from vitkit.cli.parsing.fields import as_flags, take_fields
-from vitkit.cli.parsing.words import read_words
-from vitkit.cli.printing.columns import fold, terminal_width
+from vitkit.cli.arguments import Command, describe_function
+from vitkit.cli.output import fold, terminal_width
+from vitkit.cli.parsing import as_flags, read_words, take_fields
 from vitkit.cli.train import FIELDS
 from vitkit.errors import SettingError
 from vitkit.messages import short_number

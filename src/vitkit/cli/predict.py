@@ -16,25 +16,21 @@ from typing import TYPE_CHECKING
 import tyro
 from tyro.conf import Positional
 
-from vitkit.cli.parsing.engine_flags import EngineChoice, EngineFlags, PrecisionChoice
-from vitkit.cli.parsing.fields import as_flags
-from vitkit.cli.parsing.images import (
+from vitkit.cli.images import (
     StreamedImages,
     files_of_checkpoint,
     find_arguments,
     refuse_images_first,
 )
-from vitkit.cli.parsing.predictor_flags import PredictorFlags
-from vitkit.cli.printing.next_steps import flags
-from vitkit.cli.printing.predictions import Write, print_json, print_table
+from vitkit.cli.output import Write, flags, print_json, print_table
+from vitkit.cli.parsing import EngineChoice, EngineFlags, PrecisionChoice, PredictorFlags, as_flags
 from vitkit.io.atomic import replacing
 from vitkit.io.results import ResultPlaces, check_new_files, check_outputs, csv_result
 from vitkit.messages import escape, plural
 
 if TYPE_CHECKING:
-    from vitkit.prediction.image_list import ImageList
+    from vitkit.prediction.image_list import ImageList, RightAnswers
     from vitkit.prediction.images import FoundImage
-    from vitkit.prediction.labels import RightAnswers
     from vitkit.prediction.predictor import Prediction, Predictor
 
 CSV_HEADER = ("image", "rank", "label", "probability")
@@ -237,7 +233,7 @@ class _Outputs:
             labels: class of the dataset -> label of a prediction.
             images: the images.
         """
-        from vitkit.prediction.labels import RightAnswers
+        from vitkit.prediction.image_list import RightAnswers
 
         answers = RightAnswers(labels)
         count = 0

@@ -8,8 +8,8 @@ from pathlib import Path
 import tyro
 from tyro.conf import Positional
 
-from vitkit.cli.parsing.fields import as_flags
-from vitkit.cli.printing.next_steps import print_results
+from vitkit.cli.output import print_results
+from vitkit.cli.parsing import as_flags
 
 EXAMPLES = (
     "vitkit report runs/photos-vit-1  # writes runs/photos-vit-1/report.html",
@@ -42,7 +42,7 @@ def report_command(
         device: for that search: cpu, cuda, mps or auto.
     """
     # imported here: --help does not wait for torch
-    from vitkit.reporting.write import report
+    from vitkit.reporting.report import report
 
     path = report(run, output=output, overwrite=overwrite, suspects=suspects, device=device)
     found = []

@@ -11,9 +11,8 @@ from rich.console import Console
 from tyro.conf import Positional
 
 from vitkit.cli.models import listing_weights
-from vitkit.cli.parsing.fields import as_flags
-from vitkit.cli.printing.columns import terminal_width
-from vitkit.cli.printing.next_steps import suggest
+from vitkit.cli.output import suggest, terminal_width
+from vitkit.cli.parsing import as_flags
 from vitkit.errors import SettingError
 from vitkit.models.presets import preset, table
 from vitkit.other_names import usual_name

@@ -10,20 +10,55 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from vitkit.cli.parsing.argument import Argument
-from vitkit.cli.parsing.command import Command, Group, describe_settings
-from vitkit.cli.parsing.fields import SPEC, as_flags, take_fields
-from vitkit.cli.parsing.words import HELP, Words, read_flags, wants_help
-from vitkit.cli.printing.batch_figure import BATCH_FIGURE, write_batch_figure
-from vitkit.cli.printing.next_steps import flags, print_results
+from vitkit.cli.arguments import Argument, Command, Group, describe_settings
+from vitkit.cli.output import flags, print_results
+from vitkit.cli.parsing import HELP, SPEC, Words, as_flags, read_flags, take_fields, wants_help
 from vitkit.errors import SettingError, VitkitError
-from vitkit.training.config.field_types import Settings
+from vitkit.io.atomic import write_bytes
+from vitkit.io.results import check_outputs, png_result
+from vitkit.training.config.meaning import Settings
 from vitkit.training.config.merging import layered
 from vitkit.training.config.train_config import SECTIONS, TrainConfig
 from vitkit.training.recipes import RECIPES, recipe_settings
 
 if TYPE_CHECKING:
-    from vitkit.training.result import TrainResult
+    from vitkit.training.run import TrainResult
+
+# The figure of the first training batch, `vitkit train --show-batch`, in the working folder.
+
+BATCH_FIGURE = "show-batch.png"
+"""The file of `--show-batch`, in the working folder."""
+BATCH_WRITER = "vitkit train --show-batch"
+BATCH_FILE = png_result("a figure of a training batch", BATCH_WRITER)
+MOST_SHOWN = 64
+"""Images of a batch in the figure."""
+
+
+def write_batch_figure(config: TrainConfig) -> None:
+    """Draw the first training batch in the working folder, and print where it is.
+
+    Args:
+        config: the settings of the run, which is not begun.
+
+    Raises:
+        UserError: wrong settings or data, or a file of that name that is no earlier figure.
+    """
+    # imported here, as those below: --help and wrong settings wait for none of them
+    from vitkit.cli.images import files_of_data
+
+    path = Path(BATCH_FIGURE)
+    inputs = files_of_data(config.data, path, BATCH_FILE, data_root=config.data_root)
+    check_outputs(
+        [path], BATCH_FILE, inputs=inputs, overwrite=config.overwrite, flag="--show-batch"
+    )
+    from vitkit.plots.figure import SCREEN_DPI, encode_png
+    from vitkit.training.first_batch import draw_batch
+
+    figure = draw_batch(config, MOST_SHOWN)
+    write_bytes(path, encode_png(figure, software=BATCH_WRITER, dpi=SCREEN_DPI))
+    lines = figure.axes[0].get_title(loc="left").split("\n")
+    print_results(*lines, f"images: {path.absolute()}")
+
 
 DESCRIPTION = (
     "Train a Vision Transformer on your images.",
@@ -206,7 +241,7 @@ def _begin(config: TrainConfig, *, prove: bool) -> None:
         if not proof.is_exact:
             raise VitkitError("the resumed run did not end with the same bits; please report it")
     else:
-        from vitkit.reporting.after_training import train_and_report
+        from vitkit.reporting.report import train_and_report
 
         _print_end(config, *train_and_report(config))
 

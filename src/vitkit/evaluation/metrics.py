@@ -1,4 +1,4 @@
-"""Classification metrics from counts and sums over images.
+"""Classification metrics from counts and sums over images, with 95 % confidence intervals.
 
 Every process counts its own images; the counts are summed over processes, so a metric is the same
 for any number of them.
@@ -6,18 +6,19 @@ for any number of them.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
 from vitkit.distributed import ProcessGroup
-from vitkit.evaluation.finite_outputs import finite_rows
-from vitkit.evaluation.gather import gather_rows
-from vitkit.evaluation.intervals import balanced_interval, wilson_interval
+from vitkit.errors import CheckpointError
+from vitkit.messages import plural
 
 Metrics = dict[str, float]
 """Scores by name; the number of images is an integer."""
@@ -236,3 +237,135 @@ def headline(scores: Metrics) -> list[str]:
     """
     shown = [name for name in ("top1", "top5", "loss") if name in scores]
     return [f"{name} {scores[name]:.4f}" for name in shown]
+
+
+# 95 % confidence intervals of shares and of the balanced accuracy.
+
+Z = 1.959963984540054
+"""The 97.5 % quantile of the normal distribution, for intervals of 95 %."""
+RESAMPLES = 2000
+
+
+def wilson_interval(hits: int, images: int) -> tuple[float, float]:
+    """Return the 95 % score interval of a share (Wilson 1927; Newcombe 1998, method 3).
+
+    Args:
+        hits: images that are right, from 0 to `images`.
+        images: their number, at least 1.
+
+    Returns:
+        Lower and upper bound, in [0, 1].
+    """
+    return _wilson(hits / images, float(images))
+
+
+def _wilson(share: float, images: float) -> tuple[float, float]:
+    square = Z * Z / images
+    # solves |p - share| = Z sqrt(p (1 - p) / images) for p
+    centre = (share + square / 2) / (1 + square)
+    half_width = Z * math.sqrt((share * (1 - share) + square / 4) / images) / (1 + square)
+    # rounding must not put a share of 0 or 1 outside of its interval
+    return max(0.0, min(share, centre - half_width)), min(1.0, max(share, centre + half_width))
+
+
+def balanced_interval(
+    right: Float64[np.ndarray, " K"], images: Float64[np.ndarray, " K"]
+) -> tuple[float, float]:
+    """Return the 95 % interval of the balanced accuracy, also for few images and scores near 1.
+
+    The bootstrap draws classes that are all right only as all right, so where that is too narrow it
+    is widened to Wilson's interval for as many images as a plain share of this variance would
+    have, K^2 / sum_k 1 / n_k; for classes of one size those are all images.
+
+    Args:
+        right: correctly classified images of each class (K,).
+        images: images of each class (K,); classes without any are left out.
+
+    Returns:
+        Lower and upper bound, in [0, 1].
+    """
+    present = images > 0
+    share = float((right[present] / images[present]).mean())
+    # K^2 / sum_k 1 / n_k, the size of a sample with the same variance
+    count = int(present.sum()) ** 2 / float((1 / images[present]).sum())
+    bootstrap_low, bootstrap_high = bootstrap_balanced(right, images)
+    wilson_low, wilson_high = _wilson(share, count)
+    return min(bootstrap_low, wilson_low), max(bootstrap_high, wilson_high)
+
+
+def bootstrap_balanced(
+    right: Float64[np.ndarray, " K"], images: Float64[np.ndarray, " K"], seed: int = 0
+) -> tuple[float, float]:
+    """Return the 95 % bootstrap percentile interval of the balanced accuracy.
+
+    Images are resampled within each class. Of n images drawn from a class in which h of n are
+    right, Binomial(n, h / n) are right, so the images themselves are not needed (Efron 1979;
+    stratified by class).
+
+    Args:
+        right: correctly classified images of each class (K,).
+        images: images of each class (K,); classes without any are left out.
+        seed: seed of the random numbers.
+
+    Returns:
+        Lower and upper bound, in [0, 1].
+    """
+    present = images > 0
+    n = images[present].astype(np.int64)
+    share = right[present] / images[present]
+    # (resamples, classes): the accuracy of each class in each resample
+    samples = np.random.default_rng(seed).binomial(n, share, (RESAMPLES, len(n))) / n
+    low, high = np.quantile(samples.mean(1), [0.025, 0.975])
+    return float(low), float(high)
+
+
+# Outputs of a model that are not finite (NaN, infinity): counted, never as a predicted class.
+
+
+def finite_rows(outputs: Float[Tensor, "B K"]) -> Bool[Tensor, " B"]:
+    """Return True for each image whose logits give probabilities.
+
+    NaN and +infinity do not; -infinity, a class that is ruled out, does unless all K are.
+    """
+    return outputs.logsumexp(1).isfinite()
+
+
+def refuse_not_finite(count: int, images: int, first: str = "") -> None:
+    """Raise `CheckpointError` where a model gives numbers that are not finite.
+
+    Args:
+        count: count of images with such outputs; 0 is fine.
+        images: their number in all.
+        first: the name of the first of them, where it is known.
+    """
+    if count:
+        named = f" (first: {first})" if first else ""
+        raise CheckpointError(
+            f"the model gives NaN or infinity for {count:,} of {plural(images, 'image')}{named}, "
+            "so they have no class; its weights or numbers overflow: use an earlier checkpoint, or "
+            "float32 where it runs in half precision"
+        )
+
+
+# Rows of an evaluation, such as logits, gathered from all processes in the split's order.
+
+
+def gather_rows(own: Sequence[Tensor], dtype: torch.dtype, world: ProcessGroup) -> Tensor:
+    """Return the rows of all processes (N, C) on the CPU, in the order of the split.
+
+    Args:
+        own: this process's rows (B, C), batch by batch; empty where it has no images.
+        dtype: dtype of all rows.
+        world: the processes; each must call. Process r of n has the images r, r + n, r + 2n ...
+    """
+    # a process without images does not know the number of columns
+    shapes = torch.zeros(world.size, 2, dtype=torch.int64)
+    if own:
+        rows = torch.cat([*own]).cpu()
+        shapes[world.rank] = torch.tensor(rows.shape)
+    images, columns = world.all_reduce_sum(shapes).unbind(1)
+    table = torch.zeros(int(images.sum()), int(columns.max()), dtype=dtype)
+    if own:
+        table[world.rank :: world.size] = rows
+    # adding zeros changes no bit
+    return world.all_reduce_sum(table)

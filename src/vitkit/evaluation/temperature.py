@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitkit.distributed import ProcessGroup
-from vitkit.evaluation.evaluation_loop import LabelledLogits
+from vitkit.evaluation.loop import LabelledLogits
 from vitkit.io.atomic import write_bytes
 
 LOWEST_TEMPERATURE = 0.05

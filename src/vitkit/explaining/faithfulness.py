@@ -23,9 +23,8 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from vitkit.errors import SettingError, ShapeError
-from vitkit.evaluation.mcnemar import SIGNIFICANCE_LEVEL
-from vitkit.explaining.method import Method
-from vitkit.explaining.token_subset import TokenSubsets, drop_in_order
+from vitkit.evaluation.comparison import SIGNIFICANCE_LEVEL
+from vitkit.explaining.method import Method, TokenSubsets, drop_in_order
 from vitkit.io.atomic import write_bytes
 from vitkit.models.layers import eval_mode
 from vitkit.models.vit import ViT

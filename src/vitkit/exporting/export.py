@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from contextlib import ExitStack
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -15,46 +18,111 @@ import torch
 
 from vitkit.data.sources.open import DataSource, kept_data
 from vitkit.devices import on_device
-from vitkit.errors import CheckpointError, SettingError
-from vitkit.evaluation.open_data import split_metadata
-from vitkit.exporting.files.description import ArtefactDescription
-from vitkit.exporting.gate.checks import (
+from vitkit.errors import CheckpointError, OutputError, SettingError
+from vitkit.evaluation.evaluate import split_metadata
+from vitkit.exporting.artefact import ArtefactDescription, RuntimeFailure
+from vitkit.exporting.check import (
+    NOT_WRITTEN,
     GateBounds,
     artefact_inputs,
     compare_outputs,
+    measure_latency,
     paired_logits,
     refuse_fake_int8,
     refuse_other_batches,
+    refuse_slower,
     refuse_worse,
 )
-from vitkit.exporting.gate.fresh_process import FreshProcess
-from vitkit.exporting.gate.gate_images import (
+from vitkit.exporting.check_images import (
     CalibrationImages,
     GateImages,
     open_calibration,
     open_gate_images,
 )
-from vitkit.exporting.gate.latency import measure_latency, refuse_slower
-from vitkit.exporting.output_files import (
-    FIGURES_ENDING,
-    FLOAT32_FOLDER,
-    move_into_place,
-    named_after,
-    refuse_existing_files,
-    refuse_inputs,
-    temporary_folder,
-    writing,
-)
-from vitkit.exporting.report import ExportReport
+from vitkit.exporting.fresh_process import FreshProcess
 from vitkit.exporting.write_artefact import (
     ExportChoice,
     describe_artefact,
     linear_layers,
+    script_without_vitkit,
     write_artefact,
 )
-from vitkit.io.digests import file_sha256
+from vitkit.io.atomic import output_error, sync, sync_folder
+from vitkit.io.caches import file_sha256
+from vitkit.io.results import file_id, refused_input
+from vitkit.messages import plural
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import as_checkpoint
+
+# `ExportReport`: what was exported, and how it compares with torch.
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """An exported model that has passed the gate.
+
+    `print` shows it as lines of text.
+
+    Attributes:
+        path: path of the artefact.
+        files: all files that were written.
+        description: description that is inside the artefact.
+        figures: figures of the comparison with torch, as in `OUT.json`.
+    """
+
+    path: Path
+    files: tuple[Path, ...]
+    description: ArtefactDescription
+    figures: dict[str, Any]
+
+    @property
+    def script(self) -> str:
+        """A Python script that runs the artefact without vitkit."""
+        return script_without_vitkit(self.description, self.path)
+
+    def __str__(self) -> str:
+        return "\n".join([*self._lines(), *map(str, self.files)])
+
+    def _lines(self) -> list[str]:
+        figures = self.figures
+        lines = [
+            f"logits: differ from torch's by {figures['largest_logit_difference']:.2g} at most, "
+            f"{figures['relative_logit_error']:.2g} of their spread",
+            f"same class: {figures['agreement']:.2%} of {plural(figures['images'], 'image')}",
+        ]
+        if "torch" in figures:
+            before, after = figures["torch"]["top1"], figures["exported"]["top1"]
+            lines.append(
+                f"top-1 on {figures['split']} of {figures['data']}: {after:.2%}, by torch "
+                f"{before:.2%}"
+            )
+        else:
+            lines.append("accuracy: not checked on generated images; name yours with --data")
+        if figures["int8_layers"]:
+            executed = sum(figures["int8_layers"].values())
+            lines.append(f"int8: {plural(executed, 'layer')} executed in int8")
+            used = figures["calibration"]
+            lines.append(
+                f"calibrated on {plural(used['images'], 'image')} of {used['split']} of "
+                f"{used['data']}; {used['left_out']:,} left out, which the check has, too"
+            )
+        latency = figures["latency"]
+        other = "torch" if latency["baseline"] == "torch" else "the same runtime in float32"
+        lines.append(
+            f"latency of one image: {latency['exported_ms']:.2f} ms, by {other} "
+            f"{latency['baseline_ms']:.2f} ms"
+        )
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "path": str(self.path),
+            "files": [str(file) for file in self.files],
+            "figures": self.figures,
+            "script": self.script,
+        }
+
 
 MAX_POINTS = 100.0
 
@@ -287,3 +355,144 @@ class _Job:
         process = FreshProcess(twin)
         shutil.rmtree(folder)  # it is in memory
         return process
+
+
+# The files of an export: made in a temporary folder, checked there, then moved to their place.
+
+FIGURES_ENDING = ".json"
+"""Ending of the file with the figures, after the artefact's name."""
+INDEX_ENDING = ".index.json"
+"""Ending of the index file of sharded weights."""
+FLOAT32_FOLDER = "float32"
+"""Folder of the same model in float32, beside a candidate in another precision."""
+
+
+def _companions(out: Path) -> list[Path]:
+    """Return the files that may be written beside an artefact."""
+    figures = out.with_name(out.name + FIGURES_ENDING)
+    if out.suffix.lower() == ".xml":
+        return [out.with_suffix(".bin"), figures]
+    if out.suffix.lower() == ".onnx":
+        return [out.with_name(out.name + ".data"), figures]
+    return [figures]
+
+
+def refuse_existing_files(out: Path, *, overwrite: bool) -> None:
+    """Raise `OutputError` for a file that exists, unless it may be replaced, and for a folder."""
+    for path in (out, *_companions(out)):
+        if path.is_dir():
+            raise OutputError(f"{path} is a folder; name another file OUT, or move the folder")
+        if os.path.lexists(path) and not overwrite:
+            raise OutputError(
+                f"{path} exists; choose another place, or replace it with --overwrite "
+                "(overwrite=True)"
+            )
+
+
+def refuse_inputs(out: Path, checkpoint: Checkpoint) -> None:
+    """Raise `OutputError` for a file that the checkpoint was read from."""
+    given = checkpoint.path
+    if given is None:
+        return
+    # the path of sharded weights is the path of their index
+    files = given.parent.iterdir() if given.name.endswith(INDEX_ENDING) else (given,)
+    inputs = {file_id(path) for path in files}
+    for path in (out, *_companions(out)):
+        if file_id(path) in inputs - {None}:
+            raise refused_input(path, "OUT")
+
+
+@contextmanager
+def named_after(out: Path, folder: Path) -> Iterator[None]:
+    """Make errors name the requested file, not the temporary one, and the files that are left."""
+    try:
+        yield
+    except CheckpointError as error:
+        message = str(error)
+        for candidate in (folder / out.name, folder / FLOAT32_FOLDER / out.name):
+            message = message.replace(str(candidate), str(out))
+        if NOT_WRITTEN not in message:
+            message += f"; {NOT_WRITTEN}"
+        if isinstance(error, RuntimeFailure):
+            message += ": try another --to or --precision"
+        raise CheckpointError(message) from error
+
+
+@contextmanager
+def temporary_folder(out: Path) -> Iterator[Path]:
+    """Yield a folder on the file system of `out`, which is deleted at the end.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    # missing folders are created only for a result
+    parent = next(folder for folder in out.absolute().parents if os.path.lexists(folder))
+    with writing(out):
+        folder = Path(tempfile.mkdtemp(dir=parent, prefix=f".{out.name}.", suffix=".tmp"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """Turn a system error while writing into an `OutputError` about OUT."""
+    try:
+        yield
+    except OSError as error:
+        raise output_error(out, error) from error
+
+
+def move_into_place(folder: Path, out: Path, *, overwrite: bool) -> tuple[Path, ...]:
+    """Move the finished files into place, the artefact last; after an error, undo it.
+
+    Args:
+        folder: with the files, on the file system of `out`; deleted afterwards.
+        out: the artefact.
+        overwrite: whether files that are there may be replaced.
+
+    Raises:
+        OutputError: a file has appeared meanwhile, or cannot be written.
+    """
+    written = sorted(folder.iterdir(), key=lambda path: path.name == out.name)
+    before = folder / "before"
+    placed: list[Path] = []
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        before.mkdir()
+        try:
+            for file in written:
+                sync(file)
+                place = out.parent / file.name
+                if overwrite and os.path.lexists(place):
+                    _second_name(place, before / file.name)
+                if overwrite:
+                    os.replace(file, place)
+                else:
+                    _second_name(file, place)  # fails if a file has appeared
+                placed.append(place)
+            sync_folder(out.parent)
+        except BaseException:
+            for place in placed:
+                if os.path.lexists(before / place.name):
+                    os.replace(before / place.name, place)
+                else:
+                    place.unlink()
+            raise
+    return tuple(sorted(placed))
+
+
+def _second_name(file: Path, name: Path) -> None:
+    """Give a file a second name: a hard link, or a copy on a file system without them.
+
+    Raises:
+        FileExistsError: the name is taken.
+        OSError: the system refuses.
+    """
+    try:
+        os.link(file, name, follow_symlinks=False)
+    except OSError:
+        if os.path.lexists(name):
+            raise
+        shutil.copy2(file, name, follow_symlinks=False)

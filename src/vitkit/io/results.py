@@ -1,4 +1,4 @@
-"""The files that commands write as results, and which existing files a result may replace.
+"""Results of a user: which existing file may be replaced; strict JSON; imports by name.
 
 One rule for every command: a file that is an input is never replaced; another existing file only if
 its content is an earlier result of the same kind, or with `--overwrite`.
@@ -10,13 +10,17 @@ import csv
 import json
 import os
 import struct
+import sys
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import TypeAlias
+from pkgutil import resolve_name
+from typing import Any, TypeAlias
 
-from vitkit.errors import OutputError
+from vitkit.errors import CheckpointError, OutputError, SettingError, VitkitError
 from vitkit.io.atomic import refuse_unwritable
 
 FileId: TypeAlias = tuple[int, int]
@@ -303,3 +307,205 @@ def svg_result(name: str, command: str) -> ResultKind:
             return creator in file.read(2048)
 
     return ResultKind(name, ".svg", recognise)
+
+
+# User functions and objects by name: imported, or passed in the call.
+#
+# Settings are text, so that config.yaml can hold them. A dataset in memory or a function of a
+# notebook has a name there, and is found by it as long as the call lasts.
+
+NOT_IMPORTABLE = ("__main__:", "<", "()")
+"""Parts of the names of objects that no other process can import."""
+MEMORY_PREFIX = "memory://"
+"""Begins the name of data that were passed as an object: `memory://arrays-1f3a5c7e`."""
+_GIVEN: dict[str, Any] = {}
+
+
+@contextmanager
+def given(objects: Mapping[str, Any]) -> Iterator[None]:
+    """Keep objects under their names while the block runs; an inner block may replace some."""
+    before = dict(_GIVEN)
+    _GIVEN.update(objects)
+    try:
+        yield
+    finally:
+        _GIVEN.clear()
+        _GIVEN.update(before)
+
+
+def is_given(name: str) -> bool:
+    """Return True if an object was passed under this name."""
+    return name in _GIVEN
+
+
+def find_given(name: str) -> Any:
+    """Return the object of a name. Raises `KeyError`."""
+    return _GIVEN[name]
+
+
+def import_by_name(name: str) -> Any:
+    """Return the object of this name; its module may lie in the current folder.
+
+    An object that the call passed under this name comes first.
+
+    Raises:
+        ImportError, AttributeError, ValueError: no such module, no such name in it, or not a name;
+            also whatever the module itself raises.
+    """
+    if is_given(name):
+        return find_given(name)
+    if names_an_object(name):
+        raise ImportError("it is an object of a script or a notebook, which must be passed itself")
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.append(folder)  # appended, so that installed modules take precedence
+    return resolve_name(name)
+
+
+def import_setting(setting: str, name: str) -> Any:
+    """Return the object that a setting names, such as `package.module:function`.
+
+    Args:
+        setting: name of the setting, for messages.
+        name: its value.
+
+    Raises:
+        SettingError: there is no such object, or its module fails while it is imported.
+    """
+    try:
+        return import_by_name(name)
+    except VitkitError:  # a signal, too
+        raise
+    except (ImportError, AttributeError, ValueError) as error:
+        reason = str(error)
+    except Exception as error:  # noqa: BLE001 - a user's module may raise anything
+        reason = f"{type(error).__name__}: {error}"
+    raise SettingError(f"--{setting} {name} cannot be imported: {reason}")
+
+
+def names_an_object(name: str) -> bool:
+    """Return True for the name of an object that no import finds, such as a notebook's function."""
+    return ":" in name and any(part in name for part in NOT_IMPORTABLE)
+
+
+def import_name(thing: object) -> str:
+    """Return `module:name` of a function or a class; of any other object, that of its class + `()`.
+
+    >>> from collections import OrderedDict
+    >>> import_name(OrderedDict), import_name(OrderedDict())
+    ('collections:OrderedDict', 'collections:OrderedDict()')
+    """
+    if hasattr(thing, "__qualname__"):
+        return f"{thing.__module__}:{thing.__qualname__}"
+    return f"{type(thing).__module__}:{type(thing).__qualname__}()"
+
+
+def is_importable(thing: object) -> bool:
+    """Return True if another process can import an object by its name."""
+    name = import_name(thing)
+    found: object = None
+    # in another process `__main__` is another module
+    if not names_an_object(name):
+        with suppress(ImportError, AttributeError, ValueError):
+            found = resolve_name(name)
+    return found is thing
+
+
+# Strict, size-limited parsing of untrusted JSON.
+
+MAX_BYTES = 8_000_000
+"""Bytes of a JSON file; parsed, the worst of them takes thirty times as much memory."""
+MAX_VALUES = 1_000_000
+"""Values of a JSON text; the header of 50,000 tensors has half of it."""
+DOCUMENT_FILES = {"config": "config.json", "preprocessor": "preprocessor_config.json"}
+"""JSON files beside weights, by their names in `Documents`."""
+
+
+class Documents(Mapping[str, dict[str, Any]]):
+    """The JSON files beside weights, each read when a format needs it.
+
+    So a broken file does no harm where no format needs it. Reading one raises `CheckpointError` as
+    `read_json` does.
+
+    Args:
+        folder: the folder that holds the weights.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._paths: dict[str, Path] = {}
+        for name, file in DOCUMENT_FILES.items():
+            if (folder / file).is_file():
+                self._paths[name] = folder / file
+        self._contents: dict[str, dict[str, Any]] = {}
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        if name not in self._contents:
+            self._contents[name] = read_json(self._paths[name])
+        return self._contents[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._paths  # the inherited method would read the file
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a file that holds one JSON object.
+
+    Raises:
+        CheckpointError: anything else, or more than 8 MB.
+    """
+    try:
+        # before it is read: memory is the limit
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise CheckpointError(f"{path}: {size} bytes are too many for a JSON description")
+        document = parse_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{path}: expected a JSON object")
+    return document
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse a JSON value.
+
+    Raises:
+        ValueError: not JSON; also NaN, infinities, duplicate keys, deep nesting, and more values
+            than a description has, each of which would take a hundred bytes.
+
+    >>> parse_json('{"a": [1, 2.5]}')
+    {'a': [1, 2.5]}
+    >>> parse_json('{"a": 1, "a": 2}')
+    Traceback (most recent call last):
+    ValueError: the key 'a' occurs twice
+    """
+    # counted before parsing: each of these characters begins at most one value
+    values = 0
+    for mark in "{[,":
+        values += text.count(mark) if isinstance(text, str) else text.count(mark.encode())
+    if values > MAX_VALUES:
+        raise ValueError(f"{values} objects, lists and values are too many")
+    try:
+        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        (key, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {key!r} occurs twice")
+    return document
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")

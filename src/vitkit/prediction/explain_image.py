@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitkit.devices import on_device, resolve_device
 from vitkit.errors import SettingError
-from vitkit.explaining.choice import choose_method, method_options
-from vitkit.explaining.explain import ImageExplainer, options_for
+from vitkit.explaining.explain import ImageExplainer, choose_method, method_options, options_for
 from vitkit.explaining.explanation import Explanation
 from vitkit.explaining.faithfulness import FaithfulnessReport, refuse_colours, require_head
 from vitkit.explaining.files import Animation, animate, draw_attention_sheet, layered_method

@@ -1,8 +1,11 @@
-"""Finding images by what a user names: files, folders, patterns, addresses, lists and datasets."""
+"""Find images by what a user names: files, folders, patterns, addresses, lists and datasets."""
 
 from __future__ import annotations
 
+import fnmatch
+import glob
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from os import PathLike, fspath
@@ -13,12 +16,13 @@ import numpy as np
 from PIL import Image
 
 from vitkit.data.datasets.dataset import Dataset
-from vitkit.data.images.file_types import IMAGE_ENDINGS
-from vitkit.data.sources.folder_listing import count_by_kind, list_folder
+from vitkit.data.images.integrity import IMAGE_ENDINGS
+from vitkit.data.sources.csv_list import read_rows
+from vitkit.data.sources.image_folder import count_by_kind, list_folder
+from vitkit.data.sources.open import LISTS, open_dataset
 from vitkit.errors import DataError, SettingError
-from vitkit.io.web.address import is_web_address
+from vitkit.io.download import is_web_address
 from vitkit.messages import did_you_mean, escape, nearest_parent, plural
-from vitkit.prediction.glob_patterns import is_pattern, literal_folder, match_files
 from vitkit.prediction.image_list import (
     Address,
     Files,
@@ -28,8 +32,7 @@ from vitkit.prediction.image_list import (
     UnusableFile,
     dataset_parts,
 )
-from vitkit.prediction.images import AnyImage
-from vitkit.prediction.line_stream import LineStream
+from vitkit.prediction.images import AnyImage, LineStream
 
 Images: TypeAlias = str | PathLike[str] | Iterable[AnyImage]
 """Images, or one name to find them by: a path, a folder, a pattern or an address."""
@@ -171,7 +174,6 @@ def _open(
     """Yield the images of a dataset, or those of a file, a folder or a pattern."""
     # imported here: a single image does not wait for the formats of datasets
     from vitkit.data.sources.open import NAMES, is_dataset
-    from vitkit.prediction.dataset_images import open_parts
 
     text = os.fspath(name)
     if is_dataset(name) or (split is not None and os.path.isdir(text)):
@@ -264,3 +266,127 @@ def count_images(images: Iterable[AnyImage]) -> int | None:
     if isinstance(images, ImageList):
         return images.total
     return len(images) if isinstance(images, Sized) else None
+
+
+# Glob patterns such as `photos/**/*.png`, which reach us if they are quoted in the shell.
+
+ANY_FOLDERS = "**"
+
+
+def is_pattern(text: str) -> bool:
+    """Return True for a text with `*`, `?` or `[`.
+
+    >>> is_pattern("photos/*.png"), is_pattern("photos/a.png")
+    (True, False)
+    """
+    return glob.has_magic(text)
+
+
+def match_files(pattern: str) -> list[str]:
+    """Return the images that match a pattern, sorted, each once.
+
+    `**` stands for any number of folders; hidden files and folders are left out. A folder that
+    matches a pattern without `**` stands for all images in it, as it does in a shell.
+
+    Args:
+        pattern: a path with wildcards.
+
+    Raises:
+        DataError: a folder that cannot be listed.
+    """
+    parts = Path(pattern).parts
+    if ANY_FOLDERS not in parts:
+        return sorted(_images_of(glob.glob(pattern)))
+    at = parts.index(ANY_FOLDERS)
+    start, rest = Path(*parts[:at]), parts[at:]
+    found: set[str] = set()
+    # folders before the stars may have wildcards, too
+    for folder in filter(os.path.isdir, glob.glob(str(start)) if at else ["."]):
+        # the listing follows links and ends where they lead in circles, which `glob` does not
+        for path in list_folder(Path(folder), follow_links=True).paths():
+            if matches(path, rest):
+                found.add(os.path.join(folder, *path) if at else os.path.join(*path))
+    return sorted(found)
+
+
+def literal_folder(pattern: str) -> Path:
+    """Return the folders at the beginning of a pattern that have no wildcard.
+
+    >>> literal_folder("photos/2024/*/a.png").as_posix()
+    'photos/2024'
+    """
+    folder = Path()
+    for part in Path(pattern).parts[:-1]:
+        if is_pattern(part):
+            break
+        folder /= part
+    return folder
+
+
+def matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Return True if the parts of a path match those of a pattern, `**` any number of them.
+
+    A pattern that ends in `**` matches all files below.
+
+    >>> matches(("a", "b", "1.png"), ("**", "*.png")), matches(("1.png",), ("**", "a", "*"))
+    (True, False)
+    """
+    if not pattern:
+        return not path
+    first, *rest = pattern
+    if first == ANY_FOLDERS:
+        if not rest:
+            return True
+        return any(matches(path[skipped:], rest) for skipped in range(len(path)))
+    return bool(path) and fnmatch.fnmatchcase(path[0], first) and matches(path[1:], rest)
+
+
+def _images_of(names: Sequence[str]) -> Iterator[str]:
+    """Yield files with the ending of an image, and the images in folders."""
+    for name in names:
+        if os.path.isdir(name):
+            for path in list_folder(Path(name), follow_links=True).paths():
+                yield os.path.join(name, *path)
+        elif name.lower().endswith(IMAGE_ENDINGS):
+            yield name
+
+
+# The images of datasets with their labels, in the order of their source.
+
+
+def open_parts(
+    name: str | os.PathLike[str], split: str | None, data_root: str | os.PathLike[str] | None
+) -> Iterator[ImageGroup]:
+    """Yield the splits of a dataset, or one of them.
+
+    Args:
+        name: name of the dataset, its address or its path.
+        split: the split; all where None.
+        data_root: as for `open_dataset`.
+
+    Raises:
+        DataError: a split that does not exist, or a dataset that cannot be opened.
+    """
+    path = Path(name)
+    is_list = path.suffix.lower() in LISTS and path.is_file()
+    # a list is read as it stands: in its order, also without labels or with a single class
+    if is_list and split is None:
+        yield _open_list(path, path.parent if data_root is None else Path(data_root))
+        return
+    dataset = open_dataset(name, data_root=data_root, follow_links=True)
+    yield from dataset_parts(dataset, split, path)
+
+
+def _open_list(path: Path, root: Path) -> Files:
+    rows = read_rows(path, root, follow_links=True, needs_labels=False)
+    if not rows:
+        raise DataError(f"{escape(path)}: no images")
+    paths: list[str] = []
+    labels: list[str] = []
+    splits: list[str] = []
+    for row in rows:
+        # equal texts become one object: a long list has few classes
+        paths.append(os.path.join(root, row.path))
+        labels.append(sys.intern(row.label))
+        splits.append(sys.intern(row.split))
+    return Files(paths, root, labels, splits, path)

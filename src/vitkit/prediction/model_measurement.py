@@ -10,8 +10,7 @@ from torch import Tensor
 
 from vitkit.devices import on_device, resolve_device
 from vitkit.errors import ImageError
-from vitkit.explaining.model.explanation import ModelExplanation
-from vitkit.explaining.model.measure import ModelMeasurement
+from vitkit.explaining.model import ModelExplanation, ModelMeasurement
 from vitkit.messages import plural
 from vitkit.prediction.find import Images
 from vitkit.prediction.predictor import Predictor

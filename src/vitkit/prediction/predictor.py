@@ -16,13 +16,12 @@ from jaxtyping import Float, Int64, Shaped, UInt8
 from PIL import Image
 from torch import Tensor
 
-from vitkit.engines.choosing.checkpoint_engine import engine_of
-from vitkit.engines.choosing.options import Calibration, EngineOptions
+from vitkit.engines.choose import Calibration, EngineOptions, engine_of
 from vitkit.errors import CheckpointError, ImageError, SettingError, UserCodeError
-from vitkit.evaluation.finite_outputs import finite_rows, refuse_not_finite
-from vitkit.exporting.model_parts import model_parts
+from vitkit.evaluation.metrics import finite_rows, refuse_not_finite
+from vitkit.exporting.exported_model import model_parts
 from vitkit.messages import plural
-from vitkit.plots.html import html_bars
+from vitkit.plots.figure import html_bars
 from vitkit.prediction.find import Images, as_list
 from vitkit.prediction.image_list import batches_of
 from vitkit.prediction.images import AnyImage, name_in_messages, read_any_image

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from vitkit.process import keep_freed_memory
-from vitkit.training.parallel.worker import serve
+from vitkit.training.launch import serve
 from vitkit.training.train import train
 
 if __name__ == "__main__":

@@ -30,41 +30,38 @@ from torch import Tensor
 from vitkit.devices import on_device
 from vitkit.distributed import has_rank
 from vitkit.errors import CheckpointError, Interrupted, NonFiniteError, SettingError
-from vitkit.evaluation.evaluation_loop import evaluate_outputs, predict_batches
-from vitkit.evaluation.features.extract import extract_features
-from vitkit.evaluation.features.knn import knn
-from vitkit.evaluation.intervals import wilson_interval
-from vitkit.evaluation.mcnemar import SIGNIFICANCE_LEVEL, mcnemar
-from vitkit.evaluation.metrics import Metrics
+from vitkit.evaluation.comparison import SIGNIFICANCE_LEVEL, mcnemar
+from vitkit.evaluation.features import extract_features, knn
+from vitkit.evaluation.loop import evaluate_outputs, predict_batches
+from vitkit.evaluation.metrics import Metrics, wilson_interval
 from vitkit.io.atomic import replacing, write_bytes
 from vitkit.messages import flag_name, plural
 from vitkit.models.vit import ViT
-from vitkit.training.callbacks.early_stopping import Deadline
-from vitkit.training.config.field_types import Settings
-from vitkit.training.config.meaning import fields_where
+from vitkit.training.callbacks import Deadline
+from vitkit.training.config.data_settings import CATALOGUE
+from vitkit.training.config.meaning import Settings, fields_where
 from vitkit.training.config.merging import layered
-from vitkit.training.config.sections.fine_tuning import CATALOGUE
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.defaults.model_size import SIZES, ImageStatistics, scratch_settings
-from vitkit.training.defaults.schedule import (
+from vitkit.training.interrupts import raise_on_signal
+from vitkit.training.monitoring.run_log import Display
+from vitkit.training.optimization.precision import wait_for
+from vitkit.training.plan import Plan, make_plan
+from vitkit.training.recipes.presets import finetune
+from vitkit.training.run import TrainResult
+from vitkit.training.run_folder import RunFolder, check_output, locked, new_folder
+from vitkit.training.setup.defaults import (
     FINETUNE_EPOCHS,
     MOST_EPOCHS,
+    SIZES,
     STEPS,
+    ImageStatistics,
     limit_batch_size,
     limit_warmup,
+    scratch_settings,
 )
-from vitkit.training.interrupts import raise_on_signal
-from vitkit.training.monitoring.terminal import Display
-from vitkit.training.optimization.precision import wait_for
-from vitkit.training.recipes.transfer import finetune
-from vitkit.training.result import TrainResult
-from vitkit.training.run_folder import RunFolder, check_output, locked, new_folder
-from vitkit.training.run_plan import Plan
 from vitkit.training.setup.initial_weights import make_model
-from vitkit.training.setup.make_plan import make_plan
 from vitkit.training.train import train
-from vitkit.training.tuning.trial import trial
-from vitkit.training.tuning.tune import tune_settings
+from vitkit.training.tuning import trial, tune_settings
 from vitkit.weights.formats.vitkit import DESCRIBED, save
 from vitkit.weights.load import load
 

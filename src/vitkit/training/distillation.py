@@ -22,14 +22,13 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitkit.data.augmentation.model_inputs import ModelInputs
-from vitkit.data.augmentation.pipeline import BatchTransform
-from vitkit.data.datasets.class_names import match_classes
+from vitkit.data.augmentation.pipeline import BatchTransform, ModelInputs
+from vitkit.data.datasets.splitting import match_classes
 from vitkit.data.loading.batch import Batch
 from vitkit.errors import CheckpointError, SettingError, UserError
 from vitkit.frozen import frozen
-from vitkit.io.digests import tensor_digests
-from vitkit.io.import_path import import_by_name
+from vitkit.io.caches import tensor_digests
+from vitkit.io.results import import_by_name
 from vitkit.messages import quote_list
 from vitkit.models.vit import ViT
 from vitkit.shapes import Images, Logits, Loss

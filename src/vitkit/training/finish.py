@@ -1,24 +1,30 @@
-"""The end of a run: temperature, figures, and the test split, read once."""
+"""The end of a run: temperature, figures, the test split read once; probes."""
 
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float, Int64
+from torch import Tensor
 
-from vitkit.evaluation.evaluation_loop import count_predictions, evaluate_outputs
+from vitkit.evaluation.features import NEIGHBOURS, extract_features, fit_linear, knn
+from vitkit.evaluation.loop import (
+    KeptOutputs,
+    count_predictions,
+    evaluate_outputs,
+    finite_scores,
+    load_metrics,
+)
 from vitkit.evaluation.metrics import Metrics, PredictionCounts, headline
 from vitkit.evaluation.result import Evaluation
 from vitkit.evaluation.temperature import Calibration, calibrate
-from vitkit.evaluation.user_metrics import KeptOutputs, finite_scores, load_metrics
 from vitkit.messages import plural
 from vitkit.models.vit import ViT
 from vitkit.plots import MAX_CLASSES
-from vitkit.training.monitoring.metric_files import tested_at, write_predictions
-from vitkit.training.monitoring.plot_files import write_confusion, write_curves
-from vitkit.training.parallel.fsdp import place_like, unsharded_model
-from vitkit.training.run import Run
-from vitkit.training.run_evaluation import evaluate_split
-from vitkit.training.state.best_weights import load_best, stored_scores
+from vitkit.training.monitoring.figures import write_confusion, write_curves
+from vitkit.training.monitoring.trackers import tested_at, write_predictions
+from vitkit.training.run import Run, evaluate_split
+from vitkit.training.saving import load_best, stored_scores
+from vitkit.training.step import place_like, unsharded_model
 from vitkit.weights.formats.vitkit import DESCRIBED, save
 
 
@@ -159,3 +165,95 @@ def _draw_confusion(run: Run, split: str, counts: Int64[np.ndarray, "K K"]) -> N
     pixels = write_confusion(run.folder, split, counts, classes, run.log.info)
     if pixels is not None and run.plan.config.log_examples:
         run.log.image(f"{split}/confusion_matrix", pixels, run.progress.step, at_end=True)
+
+
+# Linear and k-NN probes on the features of a frozen model.
+
+NO_VOTES = 1e-9
+"""The probability of a class without neighbours."""
+OF_VOTES = ("top1", "balanced_accuracy", "images")
+"""Scores of votes, which are not calibrated probabilities."""
+
+
+def fit_linear_probe(run: Run) -> dict[str, Metrics]:
+    """Fit the head on features of train that are computed once; returns its validation scores.
+
+    Raises:
+        DataError: images that cannot be read.
+    """
+    plan = run.plan
+    train, labels = _features(run, "train")
+    val, val_labels = _features(run, "val")
+
+    def keep(logits: Tensor) -> None:
+        assert run.held_out is not None, "a probe needs a validation split"
+        # `watched` records the outputs as they are read
+        list(run.held_out.watched([(logits, val_labels)], run.world))
+        run.held_out.add()
+
+    fitted = fit_linear(
+        train, labels, val, val_labels, plan.spec.num_classes, device=plan.device, watch=keep
+    )
+    run.log.info(
+        f"linear head: L2 strength {fitted.strength:g}, chosen on validation: top1 "
+        f"{fitted.top1:.4f}  loss {fitted.loss:.4f}"
+    )
+    # a distilled model averages the logits of two heads: both become the fitted one
+    for name, parameter in run.model.named_parameters():
+        if name in ("head.weight", "head_dist.weight"):
+            parameter.data.copy_(fitted.weight)
+        elif name in ("head.bias", "head_dist.bias"):
+            parameter.data.copy_(fitted.bias)
+    return {"val": _scores(run, fitted(val), val_labels)}
+
+
+def evaluate_neighbours(run: Run) -> dict[str, Metrics]:
+    """Score the votes of the nearest neighbours on each split except train; write metrics.jsonl.
+
+    Raises:
+        DataError: images that cannot be read.
+    """
+    train, labels = _features(run, "train")
+    # the test split is read only where the run may read it
+    unseen = {"train"} if run.plan.config.test else {"train", "test"}
+    metrics = {}
+    for split in run.plan.dataset.splits:
+        if split in unseen:
+            continue
+        queries, truth = _features(run, split)
+        votes = knn(train, labels, queries, run.plan.spec.num_classes)
+        # Scores are counted from logits; a class without a vote has the lowest.
+        scores = _scores(run, votes.clamp_min(NO_VOTES).log(), truth)
+        # votes are not probabilities: they have neither loss nor calibration error
+        scores = {name: value for name, value in scores.items() if name.startswith(OF_VOTES)}
+        scores |= among_voted(votes, truth)
+        metrics[split] = scores
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in [*scores.items()][:2])
+        run.log.info(f"{NEIGHBOURS} nearest neighbours, {split}: {shown}")
+        run.log.scored(split, run.progress.step, scores)
+    return metrics
+
+
+def _features(run: Run, split: str) -> tuple[Tensor, Tensor]:
+    plan = run.plan
+    return extract_features(
+        run.model.eval(),
+        plan.dataset,
+        split,
+        plan.preprocess,
+        device=plan.device,
+        workers=plan.workers,
+        log=run.log.info,
+    )
+
+
+def _scores(run: Run, logits: Tensor, labels: Tensor) -> Metrics:
+    return count_predictions([(logits, labels)], run.plan.spec.num_classes).counts().scores()
+
+
+def among_voted(votes: Float[Tensor, "N K"], labels: Int64[Tensor, "N"]) -> Metrics:
+    """Return top-k, k = min(5, K), among the classes with a vote, as most have none."""
+    k = min(5, votes.shape[1])
+    shares, classes = votes.topk(k)  # (N, k) each
+    hits = (classes == labels[:, None]) & (shares > 0)
+    return {f"top{k}": float(hits.any(1).double().mean())}

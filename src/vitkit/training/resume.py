@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitkit.data.sources.open import NAMES
+from vitkit.data.sources.open import NAMES, DataSource, kept_data
 from vitkit.errors import DataError, SettingError
 from vitkit.frozen import field_names
-from vitkit.training.checks.dependent_defaults import resolve_defaults
-from vitkit.training.config.config_yaml import read_yaml
-from vitkit.training.config.field_types import Settings
-from vitkit.training.config.meaning import fields_where
-from vitkit.training.config.merging import MODEL_DEFAULT, layered, with_flat_spec
-from vitkit.training.config.run_config import RunConfig, left_open
-from vitkit.training.config.train_config import TrainConfig
+from vitkit.io.results import given
+from vitkit.training.config.meaning import Settings, fields_where
+from vitkit.training.config.merging import MODEL_DEFAULT, layered, read_yaml, with_flat_spec
+from vitkit.training.config.passed_objects import refuse_missing, with_names
+from vitkit.training.config.train_config import RunConfig, TrainConfig, left_open
 from vitkit.training.recipes import recipe_settings
 from vitkit.training.run import Run
 from vitkit.training.run_folder import RunFolder, resumed_folder
-from vitkit.training.state.manifest import manifest_of, step_of
-from vitkit.training.state.state_folder import load_state, newest_state
+from vitkit.training.setup.unused_settings import resolve_defaults
+from vitkit.training.state.state_folder import load_state, manifest_of, newest_state, step_of
 
 
 class Change(NamedTuple):
@@ -368,3 +368,29 @@ def _other_data(run: Run, difference: str, began_with: str | None) -> DataError:
         f"{data}: the {difference} differ from those that the run {run.folder.root} started with; "
         f"{mend}, or start afresh"
     )
+
+
+# The settings of one call of `vitkit.train`, whose values may be Python objects.
+
+
+@contextmanager
+def settings_of_python_call(
+    data: DataSource | None, settings: Mapping[str, Any]
+) -> Iterator[TrainConfig]:
+    """Yield the settings of a call; its objects are found by their names while the block runs.
+
+    Args:
+        data: as for `vitkit.train`; None for that of the run that is resumed.
+        settings: the keywords, `recipe` among them.
+
+    Raises:
+        UserError: wrong settings or data; or the resumed run needs objects that were not passed.
+    """
+    texts, objects = with_names(settings)
+    # names of objects have a meaning in this call alone
+    with given(objects), kept_data(data) as address:
+        if address is not None:
+            texts["data"] = address
+        config = settings_of_call(texts)
+        refuse_missing(config)
+        yield config

@@ -18,12 +18,11 @@ from pathlib import Path
 
 from vitkit.data.loading.batch import Batch
 from vitkit.errors import SettingError, VitkitError
-from vitkit.training.checks.dependent_defaults import resolve_defaults
-from vitkit.training.config.config_yaml import read_yaml
-from vitkit.training.config.merging import layered
+from vitkit.training.config.merging import layered, read_yaml
 from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.plan import make_plan
 from vitkit.training.resume import resumed_settings
-from vitkit.training.setup.make_plan import make_plan
+from vitkit.training.setup.unused_settings import resolve_defaults
 from vitkit.training.state.state_folder import newest_state, run_hash
 from vitkit.training.train import train
 from vitkit.training.trainer import Callback, Trainer

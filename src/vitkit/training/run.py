@@ -1,28 +1,38 @@
-"""`Run`: the parts of a run, which its callbacks share."""
+"""`Run`: the parts of a run, which its callbacks share; its evaluation and its result."""
 
 from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import optim
 
 from vitkit.distributed import ProcessGroup
 from vitkit.errors import Interrupted
+from vitkit.evaluation.loop import LabelledLogits, predict_batches
 from vitkit.evaluation.metrics import Metrics
 from vitkit.evaluation.temperature import HeldOutLogits
 from vitkit.models.vit import ViT
+from vitkit.plots.figure import html_table
 from vitkit.training.interrupts import StopFlag
+from vitkit.training.monitoring.figures import LearningCurves
 from vitkit.training.monitoring.run_log import RunLog
-from vitkit.training.optimization.ema import EMA
+from vitkit.training.optimization.parameters import EMA
+from vitkit.training.plan import Plan
 from vitkit.training.run_folder import RunFolder
-from vitkit.training.run_plan import Plan
-from vitkit.training.state.progress import Progress
-from vitkit.training.state.registry import Registry
-from vitkit.training.step import TrainingStep
-from vitkit.training.trainer import Callback
+from vitkit.training.state.registry import Progress, Registry
+from vitkit.training.step import TrainingStep, has_shards
+from vitkit.training.trainer import Callback, call_event
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+
+    from vitkit.plots.figure import NotebookFigure
 
 
 @dataclass(frozen=True)
@@ -122,3 +132,124 @@ class Run:
         return Interrupted(
             signum, f"stopped at {step}; everything is saved, {self.how_to_resume()}"
         )
+
+
+# Evaluation of a model of the run on one of its splits, by all processes together.
+
+BATCH_SIZE = 256
+"""Images of one evaluation batch of a process, as in `vitkit eval`."""
+
+
+def evaluate_split(run: Run, split: str, model: ViT) -> Iterator[LabelledLogits]:
+    """Yield the outputs of a model for this process's images of a split, in float32.
+
+    The run may train in bfloat16: its scores are those that the file of weights has elsewhere.
+
+    Args:
+        run: its data, device and processes.
+        split: split of the data.
+        model: whole or sharded; it is set to eval mode.
+
+    Raises:
+        Interrupted: a signal came to any of the processes; nothing that is saved is lost.
+    """
+    plan, world = run.plan, run.world
+    images, sharded = plan.dataset.splits[split], has_shards(model)
+    # Starting loader processes takes longer than one batch.
+    workers = plan.workers if len(images) > BATCH_SIZE else 0
+    batches = predict_batches(
+        model.eval(),
+        images,
+        plan.preprocess,
+        batch_size=BATCH_SIZE,
+        device=plan.device,
+        workers=workers,
+        world=world,
+        collective=sharded,
+    )
+    most = -(-len(images) // (BATCH_SIZE * world.size))  # some processes have one batch less
+    for _ in range(most):
+        yield from islice(batches, 1)
+        for callback in run.further:
+            call_event(callback, "after_evaluation_batch", split)
+        if signum := world.all_reduce_max(run.stop.signum or 0):
+            raise run.interrupted(signum)
+    yield from batches  # exhausted: lets the code after the last batch run
+    if sharded:
+        cast("FSDPModule", model).reshard()
+
+
+# `TrainResult`: the folder, the weights and the scores that a run leaves.
+
+NOTEBOOK_SCORES = ("top1", "loss", "balanced_accuracy", "images")
+"""Scores that a notebook shows."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """The results of a run.
+
+    Attributes:
+        run: its folder.
+        best: weights of the best epoch by validation top-1.
+        last: weights of the last step.
+        metrics: split -> metrics of the best weights, as `vitkit.evaluate` gives them: shares in
+            [0, 1], losses in nats; `val`, and `test` where there is one.
+        stopped: why the run ended.
+    """
+
+    run: Path
+    best: Path
+    last: Path
+    metrics: dict[str, Metrics] = field(default_factory=dict)
+    stopped: str = ""
+
+    @property
+    def curves(self) -> LearningCurves:
+        """The losses, scores and learning rates of each epoch; after `--auto` those of the winner.
+
+        Raises:
+            DataError: no epoch is complete, or the run is a probe.
+            OutputError: the run folder is gone.
+        """
+        folder = self.run
+        if not RunFolder(folder).metrics.exists():
+            folder = self.last.parents[1]  # a search has its winner's run inside
+        return LearningCurves.read(folder)
+
+    def plot(self) -> NotebookFigure:
+        """Draw the learning curves as a matplotlib Figure; `.savefig("curves.pdf")` writes it.
+
+        Raises:
+            DataError: no epoch is complete, or the run is a probe.
+        """
+        return self.curves.plot()
+
+    def _repr_html_(self) -> str:
+        """Return the scores and paths as a table, for a notebook."""
+        names = [name for name in NOTEBOOK_SCORES if any(name in m for m in self.metrics.values())]
+        rows = []
+        for split, scores in self.metrics.items():
+            # the number of images is an integer, and a k-NN probe has no loss
+            cells = []
+            for name in names:
+                value = scores.get(name, "")
+                cells.append(f"{value:.4f}" if isinstance(value, float) else str(value))
+            rows.append([split, *cells])
+        table = html_table(["best weights", *names], rows) if rows else ""
+        facts: list[list[object]] = [["run", self.run], ["ended after", self.stopped]]
+        # a short run has no best epoch yet, and a k-NN probe no weights at all
+        weights = next((path for path in (self.best, self.last) if path.exists()), None)
+        if weights is not None:
+            facts.insert(1, ["weights", weights])
+        return table + html_table(["", ""], facts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values, for another process."""
+        return {name: str(v) if isinstance(v, Path) else v for name, v in vars(self).items()}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> TrainResult:
+        """Build the result from the values of `to_json`."""
+        paths = {name: Path(values[name]) for name in ("run", "best", "last")}
+        return cls(**values | paths)

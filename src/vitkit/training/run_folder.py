@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
-from vitkit.data.sources.folder_listing import refuse_run_folder
+from vitkit.data.sources.image_folder import refuse_run_folder
 from vitkit.data.sources.open import NAMES
 from vitkit.errors import OutputError, SettingError
 from vitkit.io.atomic import is_temporary, output_error
 from vitkit.messages import nearest_parent
-from vitkit.training.config.run_name import first_free, next_numbered
-from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.config.data_settings import DEFAULT_MODEL
+from vitkit.training.config.train_config import TrainConfig, leaves_model_open
 from vitkit.training.state.state_folder import list_states
 
 LOCK, OWNER = ".lock", ".owner.json"
@@ -379,3 +381,36 @@ def new_folder(config: TrainConfig, log: Callable[[str], object]) -> RunFolder:
     except OSError as error:
         raise output_error(Path(config.output or "runs"), error) from error
     return RunFolder(root)
+
+
+# Names of run folders: runs/DATA-MODEL-N by default, and FOLDER.old-N of renamed ones.
+
+
+def next_numbered(config: TrainConfig) -> Path:
+    """Create runs/DATA-MODEL-N with the first free N."""
+    model = config.model
+    if model is None and config.pretrained:
+        model = "pretrained"
+    elif model is None:
+        # a model chosen from the data has no name
+        model = "vit" if leaves_model_open(config) else DEFAULT_MODEL
+    number = 1
+    while True:
+        root = Path("runs") / f"{_file_name(config.data)}-{_file_name(model)}-{number}"
+        try:
+            root.mkdir(parents=True)
+        except FileExistsError:  # perhaps created by a process started at the same moment
+            number += 1
+        else:
+            return root
+
+
+def _file_name(name: str) -> str:
+    """Turn the name of data or of a model into a part of a file name."""
+    return re.sub(r"[^\w.-]+", "-", Path(name).name).strip("-.") or "data"
+
+
+def first_free(resolved: Path) -> Path:
+    """Return FOLDER.old-N with the first free N."""
+    paths = (resolved.with_name(f"{resolved.name}.old-{number}") for number in count(1))
+    return next(path for path in paths if not path.exists())

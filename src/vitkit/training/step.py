@@ -1,4 +1,4 @@
-"""One optimizer step: forward, loss, backward, clip, update, over one or more micro-batches.
+"""One optimizer step: forward, loss, backward, clip, update; with DDP and FSDP around the model.
 
 Nothing here knows of epochs, logs or files. A step that meets a number that is not finite, or runs
 out of memory, changes no weight. Several processes each take their part of the batch; before the
@@ -8,22 +8,28 @@ update one row of numbers from each decides the same for all.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn, optim
 from torch.nn.utils import clip_grad_norm_
 
-from vitkit.data.augmentation.model_inputs import ModelInputs
+from vitkit.data.augmentation.pipeline import ModelInputs
 from vitkit.data.loading.batch import Batch
 from vitkit.devices import seed_generators
-from vitkit.distributed import ProcessGroup, full_tensor, local_tensor
+from vitkit.distributed import ProcessGroup, full_tensor, is_sharded, local_tensor
+from vitkit.models.vit import ViT
 from vitkit.randomness import hash64
 from vitkit.shapes import Loss
 from vitkit.training.interrupts import StopFlag
 from vitkit.training.optimization.precision import LossScale, Precision, autocast
-from vitkit.training.parallel.ddp import data_parallel, exchanging_gradients
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 Transform = Callable[[Batch, int, int], ModelInputs]
 """(batch, step, part of the step) -> inputs of the objective."""
@@ -198,3 +204,118 @@ class TrainingStep:
         """Seed torch: dropout is a function of (seed, step, part)."""
         # 63 bits, as torch's seeds are signed
         seed_generators((int(hash64(self.seed, step, DROPOUT)) >> 1) + part)
+
+
+# Several processes with a whole model each: wrapped in DDP, which averages their gradients.
+
+
+def data_parallel(objective: nn.Module, model: nn.Module, world: ProcessGroup) -> nn.Module:
+    """Wrap the objective in DDP if several processes each hold the whole model.
+
+    Args:
+        objective: model and loss in one module.
+        model: the model in it.
+        world: the processes that share the batch.
+    """
+    if world.size == 1 or has_shards(model):
+        return objective
+    # Parameters without a gradient are searched for only if a head is unused. The memory layout
+    # of a token's gradient does not matter.
+    warnings.filterwarnings("ignore", message="Grad strides do not match bucket view")
+    idle = isinstance(model, ViT) and model.spec.distilled_readout == "cls"
+    return nn.parallel.DistributedDataParallel(
+        objective,
+        process_group=world.group,
+        # gradients are views of the communication buckets, without memory of their own
+        gradient_as_bucket_view=True,
+        find_unused_parameters=idle,
+    )
+
+
+def exchanging_gradients(
+    wrapped: nn.Module, model: nn.Module, world: ProcessGroup, last: bool
+) -> AbstractContextManager[None]:
+    """Return the context of a micro-batch: gradients are exchanged only after the last one.
+
+    Args:
+        wrapped: what `data_parallel` returned.
+        model: the model in it, whole or sharded.
+        world: the processes that share the batch.
+        last: this is the last micro-batch of the step.
+    """
+    if isinstance(wrapped, nn.parallel.DistributedDataParallel):
+        quiet: AbstractContextManager[None] = wrapped.no_sync()
+        return nullcontext() if last else quiet
+    if world.size > 1:
+        cast("FSDPModule", model).set_requires_gradient_sync(last)
+    return nullcontext()
+
+
+# Sharding a model that is too large for one device: every process holds a part of each weight.
+#
+# Fully sharded data parallelism (FSDP2) turns parameters into `DTensor`s. The helpers for such
+# tensors, `full_tensor`, `local_tensor` and `distribute_like`, are in `vitkit.distributed`.
+
+
+def shard(model: ViT, world: ProcessGroup, device: torch.device) -> None:
+    """Shard every block, and the parameters outside of the blocks, over the processes, in place.
+
+    "PyTorch FSDP" (arXiv 2304.11277): the weights of a block are gathered when it is computed and
+    freed afterwards.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    assert world.group is not None, "a single process has no model to shard"
+    mesh = DeviceMesh.from_group(world.group, device.type)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    # A distilled model is called through these two methods. The features that they return are
+    # views, which no caller writes to.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
+    for method in ("forward_features", "forward_heads"):
+        register_fsdp_forward_method(model, method)
+
+
+def has_shards(model: nn.Module) -> bool:
+    """Return whether this process holds only a part of the weights."""
+    return any(is_sharded(parameter) for parameter in model.parameters())
+
+
+def place_like(model: ViT, other: ViT, world: ProcessGroup, device: torch.device) -> ViT:
+    """Move an unsharded model to the device, and shard it if another model is sharded.
+
+    Args:
+        model: with whole weights; changed in place, and returned.
+        other: the model whose layout it gets.
+        world: the processes of the run, all of which must call.
+        device: device of this process.
+    """
+    if not has_shards(other):
+        return model.to(device)
+    shard(model, world, device)
+    return model
+
+
+def unsharded_model(model: ViT, world: ProcessGroup) -> ViT:
+    """Gather a sharded model in the first process; every process must call.
+
+    Returns:
+        The model itself if it is not sharded. Otherwise a copy on the CPU in the first process, and
+        the sharded model in the others: they only send their parts.
+    """
+    if not has_shards(model):
+        return model
+    gathered = {}
+    for name, value in model.state_dict().items():
+        tensor = full_tensor(value)
+        if world.is_main:
+            # Moved at once: the device may not hold all tensors unsharded.
+            gathered[name] = tensor.cpu()
+    if not world.is_main:
+        return model
+    with torch.device("meta"):
+        copy = ViT(model.spec)
+    copy.load_state_dict(gathered, assign=True)
+    return copy.eval()

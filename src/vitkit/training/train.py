@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -12,28 +13,51 @@ from vitkit.data.loading.batch import Batch
 from vitkit.data.loading.loader import batches
 from vitkit.devices import resolve_device
 from vitkit.distributed import ProcessGroup, has_rank, is_launched, join_process_group
-from vitkit.training.callbacks.early_stopping import Deadline, KeepDeadline, Stop
-from vitkit.training.callbacks.ema import AverageWeights, TrainMode
-from vitkit.training.callbacks.evaluate import Evaluate
-from vitkit.training.callbacks.non_finite_loss import HandleBadNumbers
-from vitkit.training.callbacks.report import ReportProgress
-from vitkit.training.callbacks.save import Save, SaveBeforeValidation, saved_on_error
+from vitkit.errors import SettingError
+from vitkit.io.results import import_setting
+from vitkit.models.attention import use_attention
+from vitkit.models.vit import ViT
+from vitkit.training.callbacks import (
+    AverageWeights,
+    Deadline,
+    Evaluate,
+    HandleBadNumbers,
+    KeepDeadline,
+    Stop,
+    TrainMode,
+)
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.finish import finish_run
-from vitkit.training.interrupts import raise_on_signal, stop_on_signal
-from vitkit.training.parallel.launch import launch
-from vitkit.training.probe import evaluate_neighbours, fit_linear_probe
-from vitkit.training.result import TrainResult
+from vitkit.training.finish import evaluate_neighbours, finish_run, fit_linear_probe
+from vitkit.training.folder import (
+    claim_folder,
+    find_stopped_run,
+    log_model,
+    open_log,
+    prepare_folder,
+)
+from vitkit.training.interrupts import StopFlag, raise_on_signal, stop_on_signal
+from vitkit.training.launch import launch
+from vitkit.training.monitoring.run_log import RunLog
+from vitkit.training.optimization.optimizers import configured_optimizer
+from vitkit.training.optimization.parameters import EMA
+from vitkit.training.optimization.precision import checkpoint_gradients
+from vitkit.training.plan import (
+    Plan,
+    make_objective,
+    make_plan_in_turn,
+    make_step,
+    make_teacher_targets,
+)
+from vitkit.training.reporting import ReportProgress
 from vitkit.training.resume import StoppedRun, restore_state
-from vitkit.training.run import Run
-from vitkit.training.setup.build import make_run
-from vitkit.training.setup.folder import claim_folder, find_stopped_run, prepare_folder
+from vitkit.training.run import Run, TrainResult
+from vitkit.training.run_folder import RunFolder
+from vitkit.training.saving import Save, SaveBeforeValidation, saved_on_error
 from vitkit.training.setup.initial_weights import make_model
-from vitkit.training.setup.make_plan import make_plan_in_turn
-from vitkit.training.setup.summary import log_model, open_log
-from vitkit.training.setup.user_callbacks import import_callbacks
+from vitkit.training.state.registry import ModelPart, OptimizerPart, Progress, Registry
+from vitkit.training.step import shard
 from vitkit.training.trainer import Callback, Trainer
-from vitkit.training.tuning.tune import tune_settings
+from vitkit.training.tuning import tune_settings
 
 
 def train(
@@ -208,3 +232,101 @@ def _batches(run: Run, report: ReportProgress, steps: range) -> Iterable[Batch]:
     arriving = batches(plan.steps, steps, workers=plan.workers, stopped=run.stops_alone)
     run.restart_clock()
     return report.watched(arriving)
+
+
+# From the plan of a run to its parts: model, average, optimizer, state, one step.
+
+
+def make_run(
+    plan: Plan,
+    folder: RunFolder,
+    log: RunLog,
+    model: ViT,
+    stop: StopFlag,
+    world: ProcessGroup | None = None,
+) -> Run:
+    """Build all parts of a run around a fresh model on the plan's device."""
+    config, precision, world = plan.config, plan.precision, world or ProcessGroup()
+    if config.attention_kernel != "auto":
+        use_attention(model, config.attention_kernel)
+        if plan.teacher is not None:
+            use_attention(plan.teacher.model, config.attention_kernel)
+    # the EMA is a copy of the model, made before checkpointing of gradients and sharding
+    ema = EMA(model, config.model_ema_decay) if config.model_ema else None
+    checkpoint_gradients(model, config.grad_checkpointing)
+    if config.parallel == "fsdp" and world.size > 1:
+        shard(model, world, plan.device)
+        if ema is not None:
+            shard(ema.model, world, plan.device)
+    # after sharding, which replaces the parameters
+    optimizer = configured_optimizer(model, config)
+    progress = Progress(data=plan.dataset.identity)
+    targets = make_teacher_targets(plan)
+    training_step = make_step(
+        plan,
+        make_objective(plan, model, precision),
+        optimizer,
+        targets,
+        compile=config.compile,
+        world=world,
+        stop=stop,
+    )
+    # everything that decides the next step; unregistered state is not saved
+    registry = Registry()
+    registry.register("model", ModelPart(model), model)
+    registry.register("optimizer", OptimizerPart(optimizer), optimizer)
+    if ema is not None:
+        registry.register("ema", ema)
+    registry.register("progress", progress)
+    if targets is not None:
+        registry.register("teacher", targets)
+    if training_step.scale is not None:
+        registry.register("loss_scale", training_step.scale)
+    return Run(
+        plan,
+        folder,
+        log,
+        world,
+        stop,
+        model,
+        optimizer,
+        progress,
+        registry,
+        training_step,
+        ema,
+    )
+
+
+# The user's own callbacks, made from the classes, functions or objects that the settings name.
+
+
+def import_callbacks(names: Sequence[str]) -> list[Callback]:
+    """Return the callbacks of these names: objects, or made by classes or functions.
+
+    Raises:
+        SettingError: one that cannot be imported or made, or is no `vitkit.Callback`.
+    """
+    return [as_callback(import_setting("callbacks", name), name) for name in names]
+
+
+def as_callback(thing: Any, name: str) -> Callback:
+    """Return a callback, or the one that a class or a function without arguments makes.
+
+    Raises:
+        SettingError: it cannot be made, or is no `vitkit.Callback`.
+    """
+    made = thing
+    # an object may be a callback and callable as well
+    if callable(thing) and not isinstance(thing, Callback):
+        try:
+            made = thing()
+        except Exception as error:  # whatever the user's class or function raises
+            raise SettingError(
+                f"--callbacks {name} cannot be made: {type(error).__name__}: {error}; pass an "
+                "object, or a class or function without arguments"
+            ) from error
+    if not isinstance(made, Callback):
+        raise SettingError(
+            f"--callbacks {name} is a {type(made).__name__}; expected a vitkit.Callback"
+        )
+    return made

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from vitkit.data.loading.batch import Batch
 from vitkit.devices import is_out_of_memory
 from vitkit.errors import UserCodeError, VitkitError
-from vitkit.training.state.progress import Progress
+from vitkit.training.state.registry import Progress
 from vitkit.training.step import StepResult, TrainingStep
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vitkit.data.datasets.class_names import match_classes
+from vitkit.data.datasets.splitting import match_classes
 from vitkit.errors import CheckpointError, SpecError
 from vitkit.frozen import frozen
 from vitkit.messages import did_you_mean
@@ -22,8 +22,8 @@ from vitkit.models.interface.classifier import fresh_heads, is_of_head
 from vitkit.models.vit import ViT
 from vitkit.spec import Channel, Count, Fit, Preprocess, Resampling, Size, ViTSpec
 from vitkit.weights.checkpoint import Checkpoint, texts
-from vitkit.weights.converting.resized_model import exact_dtype, rebuilt, resized
 from vitkit.weights.formats.format import Step
+from vitkit.weights.write import exact_dtype, rebuilt, resized
 
 # The patch projection x_p E + b, into which channels and normalisation are folded.
 KERNEL = "patch_embed.proj.weight"

@@ -17,7 +17,12 @@ from vitkit.messages import escape
 from vitkit.spec import Preprocess, ViTSpec
 from vitkit.weights.adapt import adapt as adapt_checkpoint
 from vitkit.weights.checkpoint import Checkpoint, texts
-from vitkit.weights.converting.verify import (
+from vitkit.weights.formats.format import OWN_FORMAT, STEP_KINDS, Step
+from vitkit.weights.hints import Hints
+from vitkit.weights.inspection import Inspection, inspect
+from vitkit.weights.load import load_silently, load_with
+from vitkit.weights.recognise_format import FORMATS
+from vitkit.weights.verify import (
     ModelOutputs,
     ReferenceModel,
     fixed_image,
@@ -25,13 +30,7 @@ from vitkit.weights.converting.verify import (
     reference_model,
     run_model,
 )
-from vitkit.weights.converting.write import refuse_unknown_format, write_checkpoint
-from vitkit.weights.formats.description import OWN_FORMAT
-from vitkit.weights.formats.format import STEP_KINDS, Step
-from vitkit.weights.formats.registry import FORMATS
-from vitkit.weights.hints import Hints
-from vitkit.weights.inspection import Inspection, inspect
-from vitkit.weights.load import load_silently, load_with
+from vitkit.weights.write import refuse_unknown_format, write_checkpoint
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ import re
 from pathlib import Path
 
 from vitkit.errors import CheckpointError, MissingExtraError
-from vitkit.io.digests import file_sha256
-from vitkit.io.strict_json import DOCUMENT_FILES
+from vitkit.io.caches import file_sha256
+from vitkit.io.results import DOCUMENT_FILES
 from vitkit.weights.catalogue import PUBLISHED_PICKLES, CatalogueEntry, known, suggested
-from vitkit.weights.files.pickles import TRUST
+from vitkit.weights.pickles import TRUST
 
 REVISION_PART = r"(?:@(?P<revision>[\w./-]+))?"
 FILE_PART = r"(?::(?P<file>[\w.+/-]+))?"
@@ -107,7 +107,7 @@ def _fetch(address: str, sha256: str, trust_pickle: bool) -> Path:
         # as the Hub's link to a file, .../resolve/main/model.safetensors?download=true
         _check_ending(address, re.split(r"[?#]", address)[0], trust_pickle)
         # imported here: a local file needs no connections
-        from vitkit.io.web.download import download
+        from vitkit.io.download import download
 
         return download(address, sha256=sha256)
     path = _from_hub(address, trust_pickle)

@@ -13,18 +13,17 @@ from typing import Any
 from vitkit.errors import CheckpointError
 from vitkit.messages import escape
 from vitkit.spec import Preprocess, ViTSpec
-from vitkit.weights.catalogue import CatalogueEntry
+from vitkit.weights.catalogue import ASSUMED, CatalogueEntry, assumed_names, names_are_assumed
+from vitkit.weights.checkpoint import tensor_shapes
 from vitkit.weights.download_weights import locate
-from vitkit.weights.files.open import open_source
-from vitkit.weights.files.source import Header, Source
-from vitkit.weights.formats.description import OWN_FORMAT, Description, read_description
+from vitkit.weights.files import open_source
+from vitkit.weights.formats.format import OWN_FORMAT, Description, read_description
 from vitkit.weights.formats.infer_spec import Inferred, Sure
 from vitkit.weights.formats.key_table import PARTIAL_HINT, match_keys
 from vitkit.weights.formats.vitkit import check_description
 from vitkit.weights.hints import Hints
-from vitkit.weights.imagenet_classes import ASSUMED, assumed_names, names_are_assumed
-from vitkit.weights.model_tensors import tensor_shapes
 from vitkit.weights.recognise_format import recognise, refuse_other_model
+from vitkit.weights.tensor_file import Header, Source
 
 WIDTH = 100
 """Characters of a line where no terminal tells its width."""

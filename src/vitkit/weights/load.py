@@ -11,22 +11,16 @@ from typing import Any
 
 from vitkit.errors import CheckpointError
 from vitkit.messages import escape, plural
-from vitkit.weights.catalogue import CatalogueEntry
-from vitkit.weights.checkpoint import Checkpoint, texts
+from vitkit.weights.catalogue import CatalogueEntry, assumed_names, with_assumption
+from vitkit.weights.checkpoint import Checkpoint, filled_model, initial_values, tensor_shapes, texts
 from vitkit.weights.download_weights import locate
-from vitkit.weights.files.open import open_source
-from vitkit.weights.files.source import Source
-from vitkit.weights.formats.description import OWN_FORMAT, Description, read_description
+from vitkit.weights.files import open_source
+from vitkit.weights.formats.format import OWN_FORMAT, Description, read_description
 from vitkit.weights.formats.key_table import KeyMatch, few, read_tensors
 from vitkit.weights.formats.vitkit import read_own
 from vitkit.weights.hints import Hints
-from vitkit.weights.imagenet_classes import assumed_names, with_assumption
-from vitkit.weights.model_tensors import (
-    filled_model,
-    initial_values,
-    tensor_shapes,
-)
 from vitkit.weights.recognise_format import recognise, refuse_other_model
+from vitkit.weights.tensor_file import Source
 
 
 def load(

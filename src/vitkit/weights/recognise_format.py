@@ -1,4 +1,4 @@
-"""Recognise the format of a checkpoint from its keys: its format, its tensors, its model."""
+"""Recognise the format of a checkpoint from its keys, among all formats by name."""
 
 from __future__ import annotations
 
@@ -11,14 +11,26 @@ from vitkit.errors import CheckpointError, SpecError
 from vitkit.models.presets import preset
 from vitkit.spec import ViTSpec
 from vitkit.weights.catalogue import CatalogueEntry
-from vitkit.weights.files.source import Source
-from vitkit.weights.formats.description import FOREIGN_METADATA_KEY, Description, read_description
-from vitkit.weights.formats.format import Format
+from vitkit.weights.formats.deit import DEIT
+from vitkit.weights.formats.dinov2 import DINOV2
+from vitkit.weights.formats.format import (
+    FOREIGN_METADATA_KEY,
+    OWN_FORMAT,
+    Description,
+    Format,
+    read_description,
+)
+from vitkit.weights.formats.google import GOOGLE
+from vitkit.weights.formats.huggingface import HUGGINGFACE
 from vitkit.weights.formats.infer_spec import Inferred
+from vitkit.weights.formats.jeonsworld import JEONSWORLD
 from vitkit.weights.formats.key_table import check_size
-from vitkit.weights.formats.registry import FORMATS
+from vitkit.weights.formats.lucidrains import LUCIDRAINS
+from vitkit.weights.formats.timm import TIMM
+from vitkit.weights.formats.torchvision import TORCHVISION
 from vitkit.weights.formats.unwrapping import find_model, unknown_format
 from vitkit.weights.hints import Hints, infer_with_hints, with_guess_warning
+from vitkit.weights.tensor_file import Source
 
 MALFORMED = (
     LookupError,
@@ -125,3 +137,15 @@ def _as_published(inferred: Inferred, entry: CatalogueEntry) -> Inferred:
         preprocess=entry.preprocess.replace(image_size=inferred.spec.image_size),
         sure={**inferred.sure, "preprocess": "stored"},
     )
+
+
+# All foreign formats by name, in the order in which `detect` is called on a file.
+
+# timm comes last: its names are the most general, and files of others match them, too.
+_IN_ORDER = (GOOGLE, HUGGINGFACE, TORCHVISION, JEONSWORLD, LUCIDRAINS, DINOV2, DEIT, TIMM)
+FORMATS: dict[str, Format] = {form.name: form for form in _IN_ORDER}
+
+
+def formats() -> set[str]:
+    """Return the names of the formats that can be read and written."""
+    return {OWN_FORMAT, *FORMATS}

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from vitkit.errors import SettingError
-from vitkit.training.config.config_yaml import read_yaml, to_yaml
-from vitkit.training.config.merging import layered
+from vitkit.training.config.merging import layered, read_yaml, to_yaml
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.recipes import recipe_settings
 

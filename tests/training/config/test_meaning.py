@@ -11,8 +11,7 @@ import pytest
 import vitkit
 from vitkit.frozen import field_names
 from vitkit.training.config.meaning import Meaning, fields_where, meanings
-from vitkit.training.config.run_kind import kind_of_run
-from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.config.train_config import TrainConfig, kind_of_run
 
 FACTS = [
     (

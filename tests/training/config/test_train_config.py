@@ -9,9 +9,8 @@ import vitkit
 from vitkit.errors import SettingError
 from vitkit.frozen import field_names
 from vitkit.training.config.merging import layered
-from vitkit.training.config.run_config import USUAL, RunConfig
-from vitkit.training.config.sections.optimizer import OptimizerSettings
-from vitkit.training.config.train_config import SECTIONS, TrainConfig
+from vitkit.training.config.run_settings import OptimizerSettings
+from vitkit.training.config.train_config import SECTIONS, USUAL, RunConfig, TrainConfig
 from vitkit.training.optimization.optimizers import configured_optimizer
 from vitkit.training.recipes import RECIPES, recipe_settings
 

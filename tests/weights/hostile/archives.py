@@ -13,7 +13,7 @@ from weights.hostile.watch import Case
 from weights.round_trips import noisy
 
 import vitkit
-from vitkit.weights.formats.google.format import GOOGLE
+from vitkit.weights.formats.google import GOOGLE
 from vitkit.weights.formats.key_table import write_tensors
 
 FILE = "weights.npz"

@@ -14,9 +14,9 @@ from weights.round_trips import noisy, written
 
 import vitkit
 from vitkit.weights.formats.format import Format
-from vitkit.weights.formats.huggingface.format import HUGGINGFACE
+from vitkit.weights.formats.huggingface import HUGGINGFACE
 from vitkit.weights.formats.lucidrains import LUCIDRAINS
-from vitkit.weights.formats.timm.format import TIMM
+from vitkit.weights.formats.timm import TIMM
 
 WEIGHTS, CONFIG, PIXELS = "model.safetensors", "config.json", "preprocessor_config.json"
 INDEX = "model.safetensors.index.json"

@@ -8,17 +8,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitkit.data.datasets.class_names import (
+from vitkit.data.datasets.dataset import Dataset, dataset_fingerprint
+from vitkit.data.datasets.split import Split
+from vitkit.data.datasets.splitting import (
+    POOL_FRACTIONS,
+    cut_pool,
+    first_copies,
     match_classes,
     natural_order,
     notes_on_classes,
+    pool_cuts,
     refuse_look_alikes,
     refuse_unknown_classes,
     unknown_classes,
 )
-from vitkit.data.datasets.dataset import Dataset, dataset_fingerprint
-from vitkit.data.datasets.split import Split
-from vitkit.data.datasets.splitting import POOL_FRACTIONS, cut_pool, first_copies, pool_cuts
 from vitkit.errors import DataError
 from vitkit.messages import quote_list
 

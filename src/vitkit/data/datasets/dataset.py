@@ -14,12 +14,11 @@ from typing import TypeVar
 import numpy as np
 from jaxtyping import Int, Int64, UInt8, UInt64
 
-from vitkit.data.datasets.label_changes import LabelChanges
-from vitkit.data.datasets.split import ReducedImage, Reduction, Split
+from vitkit.data.datasets.split import LabelChanges, ReducedImage, Reduction, Split
 from vitkit.data.images.decode import decode, decode_reduced, decode_with_properties
-from vitkit.data.images.file_types import FileProperty
+from vitkit.data.images.integrity import FileProperty
 from vitkit.errors import ImageError
-from vitkit.io.file_cache import UNKNOWN, file_keys
+from vitkit.io.caches import UNKNOWN, file_keys
 from vitkit.messages import escape
 
 Image = TypeVar("Image")

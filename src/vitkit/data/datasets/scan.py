@@ -20,9 +20,9 @@ from jaxtyping import Int64, UInt8
 from PIL import Image
 
 from vitkit.data.datasets.split import Split
-from vitkit.data.images.file_types import FILE_PROPERTIES
+from vitkit.data.images.integrity import FILE_PROPERTIES
 from vitkit.errors import ImageError, ImageReason, SettingError
-from vitkit.io.file_cache import FileCache
+from vitkit.io.caches import FileCache
 from vitkit.process import available_cores
 
 THUMBNAIL_SIDE = 16

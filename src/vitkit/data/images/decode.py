@@ -7,6 +7,8 @@ pixels and refuse the same files. An image is decoded whole or not at all.
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import io
 import os
 import re
@@ -14,31 +16,38 @@ import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from PIL import Image, ImageFile, UnidentifiedImageError
+from jaxtyping import UInt8
+from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from vitkit.data.images.colour import (
     RGBPixels,
     array_as_rgb,
+    pixel_layout,
     rgb_pixels,
     scale_key_colour,
+    tiff_orientation,
+    tile_size,
 )
-from vitkit.data.images.file_types import HEAD_SIZE, IMAGE_FORMATS, FileProperty, describe, identify
 from vitkit.data.images.integrity import (
+    HEAD_SIZE,
+    IMAGE_FORMATS,
+    PILLOW_ERRORS,
+    FileProperty,
+    PillowKeptQuiet,
     Stream,
     check_jpeg_scans,
     check_png_chunk_count,
     check_png_chunks,
     check_png_rows,
     check_tiff_coverage,
+    describe,
     ends_early,
+    identify,
     is_cut_short,
 )
-from vitkit.data.images.jpeg import SMALLEST_REDUCED, fast_pixels, set_reduction
-from vitkit.data.images.orientation import SIDEWAYS, UPRIGHT, exif_orientation, turned_upright
-from vitkit.data.images.pillow_errors import PILLOW_ERRORS, PillowKeptQuiet
-from vitkit.data.images.tiff import pixel_layout, tiff_orientation, tile_size
 from vitkit.errors import ImageError
 from vitkit.messages import escape
 
@@ -417,3 +426,154 @@ def _one_line(error: BaseException) -> str:
     # Pillow names the stream by its address in memory, which is useless in a message.
     text = re.sub(r" ?<_io\..*?>$", "", " ".join(str(error).split()))
     return escape(text) or type(error).__name__
+
+
+# The pixels of a JPEG: by `simplejpeg` where it is installed, the same bits as by Pillow.
+#
+# Both decode with libjpeg-turbo; `simplejpeg` copies the pixels once less and has fewer calls. It
+# is an optional package (extra `fast`). No result depends on it: it is used only if it gives
+# Pillow's pixels of some test images (`agrees_with_pillow`), and a file that it finds damaged is
+# left to Pillow, which decides as ever whether the file can be used.
+#
+# A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size: libjpeg then makes fewer pixels of each
+# block of 8 x 8 coefficients, about their mean, and saves most of the time but that of the entropy
+# coding.
+
+JPEGPixels = UInt8[np.ndarray, "H W 3"]
+REDUCTIONS = (8, 4, 2)
+"""The factors by which a JPEG can be decoded smaller, the largest first."""
+SMALLEST_REDUCED = 64
+"""Pixels of the shorter side of an image that may be decoded smaller."""
+LARGEST_FILE = 64 << 20
+"""Bytes of a file that is read into memory as a whole; Pillow reads in blocks."""
+DECODED_ALIKE = frozenset({0xC0, 0xC1, 0xC2})
+"""Frames that every libjpeg decodes: baseline, extended sequential and progressive Huffman coding
+(ITU-T T.81, Table B.1); some are built without arithmetic coding."""
+
+Decoder = Callable[..., Any]
+"""`simplejpeg.decode_jpeg`."""
+
+
+def reduced_size(size: tuple[int, int], reduction: int) -> tuple[int, int]:
+    """Return the size (H, W) of an image of `size` that is decoded smaller by a factor."""
+    return -(-size[0] // reduction), -(-size[1] // reduction)
+
+
+def set_reduction(image: ImageFile.ImageFile, reduction: int) -> None:
+    """Let Pillow decode a JPEG that is not loaded yet smaller by 2, 4 or 8; 1 changes nothing."""
+    if reduction == 1:
+        return
+    # Pillow takes the largest factor that leaves the image at least this large.
+    image.draft(None, (image.width // reduction, image.height // reduction))
+
+
+def fast_pixels(
+    handle: io.BytesIO | io.BufferedReader, image: Image.Image, frame: int, reduction: int = 1
+) -> JPEGPixels | None:
+    """Return the pixels of a JPEG as they are stored, or None where Pillow has to decode it.
+
+    Args:
+        handle: the file; it is left where it was.
+        image: the opened image, not loaded yet, of its full size.
+        frame: the kind of its frame, the second byte of the marker (`check_jpeg_scans`).
+        reduction: 1, 2, 4 or 8.
+    """
+    if image.mode not in ("RGB", "L") or frame not in DECODED_ALIKE:
+        return None
+    decoder = fast_decoder()
+    if decoder is None:
+        return None
+    position = handle.tell()
+    content = b""
+    if handle.seek(0, os.SEEK_END) <= LARGEST_FILE:
+        handle.seek(0)
+        content = handle.read()
+    handle.seek(position)
+    if not content:
+        return None
+    return _decoded(decoder, content, (image.height, image.width), reduction)
+
+
+@functools.cache
+def fast_decoder() -> Decoder | None:
+    """Return `simplejpeg.decode_jpeg`; None where it is missing or gives other pixels than Pillow.
+
+    It is looked for once in a process.
+    """
+    try:
+        decoder: Decoder = importlib.import_module("simplejpeg").decode_jpeg
+    except (ImportError, AttributeError, ValueError):  # missing, or built for another numpy
+        return None
+    return decoder if agrees_with_pillow(decoder) else None
+
+
+def agrees_with_pillow(decoder: Decoder) -> bool:
+    """Return True if a decoder gives Pillow's pixels of small JPEGs of each kind and reduction.
+
+    The two have a libjpeg of their own each, and these may be of different versions.
+    """
+    rows, columns = np.mgrid[0:75, 0:91]
+    waves = [np.sin(rows * columns / 90), np.cos(rows / 3), np.sin(columns / 7 - rows / 11)]
+    pattern = Image.fromarray((127.5 + 127 * np.stack(waves, axis=-1)).astype(np.uint8))
+    kinds = [(pattern, 0, False), (pattern, 1, False), (pattern, 2, True)]
+    for drawn, subsampling, progressive in [*kinds, (pattern.convert("L"), 0, False)]:
+        stream = io.BytesIO()
+        drawn.save(stream, "JPEG", quality=85, subsampling=subsampling, progressive=progressive)
+        for reduction in (1, *REDUCTIONS):
+            with Image.open(stream, formats=("JPEG",)) as image:
+                size = (image.height, image.width)
+                set_reduction(image, reduction)
+                expected = np.asarray(image.convert("RGB"))
+            pixels = _decoded(decoder, stream.getvalue(), size, reduction)
+            if pixels is None or not np.array_equal(pixels, expected):
+                return False
+    return True
+
+
+def _decoded(
+    decoder: Decoder, content: bytes, size: tuple[int, int], reduction: int
+) -> JPEGPixels | None:
+    """Return the pixels of a file; None where it is damaged or of another size than expected."""
+    height, width = reduced_size(size, reduction)
+    smallest = {} if reduction == 1 else {"min_height": height, "min_width": width}
+    try:
+        # Strict: what libjpeg only warns of, such as missing pixels, is an error.
+        pixels = decoder(content, "RGB", strict=True, **smallest)
+    except (ValueError, RuntimeError, MemoryError):
+        return None
+    # Another size: the header has several, and the two decoders take different ones.
+    return pixels if pixels.shape == (height, width, 3) else None
+
+
+# EXIF orientation: read from a file, and applied to its pixels.
+
+# EXIF orientation -> what makes the image upright (EXIF 2.3, tag 0x0112).
+UPRIGHT = {
+    2: lambda p: p[:, ::-1],
+    3: lambda p: p[::-1, ::-1],
+    4: lambda p: p[::-1],
+    5: lambda p: p.swapaxes(0, 1),
+    6: lambda p: p[::-1].swapaxes(0, 1),
+    7: lambda p: p[::-1, ::-1].swapaxes(0, 1),
+    8: lambda p: p[:, ::-1].swapaxes(0, 1),
+}
+
+SIDEWAYS = frozenset({5, 6, 7, 8})
+"""Orientations that exchange height and width."""
+
+
+def turned_upright(
+    pixels: UInt8[np.ndarray, "H W 3"], image: Image.Image
+) -> UInt8[np.ndarray, "H2 W2 3"]:
+    """Return the pixels of an image, turned or mirrored by its EXIF orientation; contiguous."""
+    turn = UPRIGHT.get(exif_orientation(image))
+    return np.ascontiguousarray(turn(pixels)) if turn else pixels
+
+
+def exif_orientation(image: Image.Image) -> int:
+    """Return the orientation in an image's EXIF data, 1 to 8; 1 where there is none."""
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except PILLOW_ERRORS:
+        return 1  # corrupt EXIF data: the orientation is unknown
+    return orientation if isinstance(orientation, int) else 1

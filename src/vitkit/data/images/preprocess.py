@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,8 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from vitkit.errors import ShapeError
+from vitkit.data.images.read import ImageSource, read_image
+from vitkit.errors import SettingError, ShapeError
 from vitkit.spec import Preprocess
 
 RESAMPLING = {
@@ -215,3 +217,32 @@ def in_channels(
     if channels == 3:
         return np.repeat(image, 3, axis=2)
     return np.array(Image.fromarray(image).convert("L"))[:, :, None]
+
+
+# Read images of any kind and preprocess them: `preprocess(image)` gives the input of a model.
+
+
+def read_and_preprocess(
+    image: ImageSource | list[Any] | tuple[Any, ...], preprocess: Preprocess
+) -> Float[Tensor, "*B C h w"]:
+    """Return the normalised input of one image (C, h, w), or of a list of them (B, C, h, w).
+
+    Args:
+        image: a path, an encoded file's bytes, a PIL image, or (H, W, 3), (H, W, 1) or (H, W)
+            uint8 [0, 255]; or a list of these.
+        preprocess: size (h, w), channels C, mean and std.
+
+    Returns:
+        float32, on the CPU.
+
+    Raises:
+        ImageError: an image that cannot be used, by name or number.
+        SettingError: not an image; or an empty list.
+    """
+    if not isinstance(image, list | tuple):
+        return preprocess_images([read_image(image)], preprocess)[0]
+    if not image:
+        raise SettingError("expected an image or a list of images, got an empty list")
+    # Bytes and arrays have no name of their own: messages name their index.
+    pixels = [read_image(source, f"image {number}") for number, source in enumerate(image)]
+    return preprocess_images(pixels, preprocess)

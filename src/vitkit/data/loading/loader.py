@@ -26,8 +26,13 @@ from torch.utils.data import Dataset as TorchDataset
 
 from vitkit.data.datasets.split import ReducedImage, Split
 from vitkit.data.images.preprocess import fit
-from vitkit.data.loading.batch import Batch, PixelAugmentation, PixelTransform
-from vitkit.data.loading.sampler import EpochOrder, steps_of_epoch
+from vitkit.data.loading.batch import (
+    Batch,
+    EpochOrder,
+    PixelAugmentation,
+    PixelTransform,
+    steps_of_epoch,
+)
 from vitkit.errors import DataError, LoaderError, VitkitError
 from vitkit.randomness import augmentation_key
 from vitkit.spec import Preprocess

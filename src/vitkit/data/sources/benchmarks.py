@@ -1,7 +1,13 @@
-"""Datasets known by name: digits, part of the package, and MNIST and Fashion-MNIST in IDX files."""
+"""Datasets known by name: digits, MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100, and their files."""
 
 from __future__ import annotations
 
+import gzip
+import io
+import math
+import os
+import struct
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +19,10 @@ from vitkit.data.datasets.dataset import ArraySplit, Dataset, array_digests, dat
 from vitkit.data.datasets.split import Split
 from vitkit.data.datasets.splitting import stratified_split
 from vitkit.data.sources.huggingface import open_from_hub
-from vitkit.data.sources.idx import read_idx
+from vitkit.data.sources.image_folder import open_folder
 from vitkit.errors import DataError
-from vitkit.io.cache_folder import cache_folder
+from vitkit.io.caches import cache_folder
+from vitkit.messages import nearest_parent
 
 DIGITS_FOLDER = Path(__file__).parent / "digits"
 TEST_FRACTION = 0.2
@@ -163,3 +170,247 @@ def _check(
         raise DataError(
             f"{where}-labels*: expected labels below {classes}, got {labels[row]} in row {row}"
         )
+
+
+# CIFAR-10 and CIFAR-100 in the layouts that cannot run code.
+#
+# A. Krizhevsky: "Learning Multiple Layers of Features from Tiny Images", 2009. 60,000 colour images
+# of 32 x 32. Two layouts are read:
+#
+#     the binary version    data_batch_1.bin ... test_batch.bin, or train.bin and test.bin; each
+#                           image is its label (CIFAR-100: coarse, then fine), then 32 x 32 values
+#                           each of red, green and blue
+#     folders of images     train/<class>/*.png and test/<class>/*.png
+
+CIFAR_SIDE = 32
+CIFAR_VALUES = 3 * CIFAR_SIDE * CIFAR_SIDE
+COUNTS = {"train": 50_000, "test": 10_000}
+TEN = "airplane automobile bird cat deer dog frog horse ship truck"
+HUNDRED = """
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
+    camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile
+    cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp
+    lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom
+    oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
+    possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake
+    spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor
+    train trout tulip turtle wardrobe whale willow_tree wolf woman worm"""
+CIFAR_CLASSES = {"cifar10": tuple(TEN.split()), "cifar100": tuple(HUNDRED.split())}
+BINARY: dict[str, dict[str, tuple[str, ...]]] = {
+    "cifar10": {
+        "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+        "test": ("test_batch.bin",),
+    },
+    "cifar100": {"train": ("train.bin",), "test": ("test.bin",)},
+}
+BINARY_FOLDER = {"cifar10": "cifar-10-batches-bin", "cifar100": "cifar-100-binary"}
+PICKLED = {
+    "cifar10": ("cifar-10-batches-py", "data_batch_1"),
+    "cifar100": ("cifar-100-python", "train"),
+}
+ARCHIVE = {"cifar10": "cifar-10-binary.tar.gz", "cifar100": "cifar-100-binary.tar.gz"}
+ADDRESS = "https://www.cs.toronto.edu/~kriz/"
+"""The author's page, which has the archives."""
+CIFAR_ON_THE_HUB = {"cifar10": "hf://uoft-cs/cifar10", "cifar100": "hf://uoft-cs/cifar100"}
+
+
+LabelledImages = tuple[UInt8[np.ndarray, "N H W C"], Int64[np.ndarray, " N"]]
+
+
+def open_cifar(name: str, folders: Sequence[Path]) -> Dataset:
+    """Open CIFAR from the first folder that holds it, else from the Hub.
+
+    Args:
+        name: "cifar10" or "cifar100".
+        folders: folders to look in, in order.
+
+    Raises:
+        DataError: nowhere, only as a pickle, or files with other contents than CIFAR's.
+    """
+    # Either the folder in the archive, or its files.
+    for parent in folders:
+        for below in (".", BINARY_FOLDER[name]):
+            dataset = _open_here(name, parent / below)
+            if dataset is not None:
+                return dataset
+    _refuse_unread_layouts(name, folders)
+    how = (
+        f"unpack {ADDRESS}{ARCHIVE[name]} and pass the folder that contains "
+        f"{BINARY_FOLDER[name]} as --data-root"
+    )
+    return open_from_hub(CIFAR_ON_THE_HUB[name], name, folders, how)
+
+
+def _open_here(name: str, folder: Path) -> Dataset | None:
+    """Open CIFAR from the layout found in a folder; None if there is none."""
+    # The test file alone is not enough to choose a layout; if it is missing, that is an error.
+    if all((folder / file).is_file() for file in BINARY[name]["train"]):
+        parts = {split: _read_binary(name, folder, split) for split in COUNTS}
+        return _open_arrays(name, folder, parts)
+    if (folder / "train").is_dir() and (folder / "test").is_dir():
+        return _open_folders(name, folder)
+    return None
+
+
+def _open_arrays(name: str, folder: Path, parts: dict[str, LabelledImages]) -> Dataset:
+    classes = CIFAR_CLASSES[name]
+    splits: dict[str, Split] = {}
+    marks = {}
+    notes = []
+    for split, (images, labels) in parts.items():
+        wrong = np.flatnonzero(labels >= len(classes))
+        if len(wrong):
+            raise DataError(
+                f"{folder}: expected labels below {len(classes)}, got {labels[wrong[0]]} for "
+                f"image {wrong[0]} of {split}"
+            )
+        if len(images) != COUNTS[split]:
+            notes.append(
+                f"{split} has {len(images):,} images; the complete dataset has {COUNTS[split]:,}"
+            )
+        splits[split] = ArraySplit(images, labels, f"{name}/{split}")
+        marks[split] = (labels, array_digests(images))
+    return Dataset(name, classes, splits, dataset_fingerprint(classes, marks), tuple(notes))
+
+
+def _read_binary(name: str, folder: Path, split: str) -> LabelledImages:
+    labels_each = 1 if name == "cifar10" else 2
+    record = labels_each + CIFAR_VALUES
+    images, labels = [], []
+    for part in BINARY[name][split]:
+        file = folder / part
+        if not file.is_file():
+            raise DataError(f"{file}: no such file; the binary version of {name} contains it")
+        content = np.fromfile(file, np.uint8)
+        # A truncated download hardly ever ends at the end of an image.
+        if not len(content) or len(content) % record:
+            raise DataError(
+                f"{file}: expected images of {record:,} bytes each, got {len(content):,} bytes; "
+                "download the file again"
+            )
+        rows = content.reshape(-1, record)  # (N, labels and values)
+        labels.append(rows[:, labels_each - 1].astype(np.int64))  # the fine label comes last
+        planes = rows[:, labels_each:].reshape(-1, 3, CIFAR_SIDE, CIFAR_SIDE)
+        # A file has all red values of an image, then all green, then all blue.
+        images.append(planes.transpose(0, 2, 3, 1))
+    return np.ascontiguousarray(np.concatenate(images)), np.concatenate(labels)
+
+
+def _open_folders(name: str, folder: Path) -> Dataset:
+    dataset = open_folder(folder)
+    if dataset.classes != CIFAR_CLASSES[name]:
+        different = sorted({*dataset.classes} ^ {*CIFAR_CLASSES[name]})
+        raise DataError(
+            f"{folder}: its classes are not those of {name}: {', '.join(different[:5])} differ; "
+            "open the folder by its path, or pass another --data-root"
+        )
+    return dataset
+
+
+def _refuse_unread_layouts(name: str, folders: Sequence[Path]) -> None:
+    """Refuse the pickled version and the archive, with the way to a layout that is read."""
+    pickled, first = PICKLED[name]
+    for parent in folders:
+        for folder in (parent / pickled, parent):
+            if (folder / first).is_file():
+                raise DataError(
+                    f"{folder}: this version of {name} is a pickle, which can run code when it "
+                    f"is loaded; download the binary version ({ARCHIVE[name]}) and put its "
+                    f"folder {BINARY_FOLDER[name]} beside it"
+                )
+        if (parent / ARCHIVE[name]).is_file():
+            raise DataError(
+                f"{parent / ARCHIVE[name]}: not unpacked; run tar -xzf {ARCHIVE[name]} in its "
+                "folder"
+            )
+
+
+# IDX files, the format of MNIST and similar datasets, gzipped or not.
+#
+# An IDX file is two zero bytes, a type byte (8: uint8), the number of dimensions, each dimension as
+# a big-endian uint32, then the values in C order. The declared size is checked against the size of
+# the file before memory is taken.
+
+GZIP_MAGIC = b"\x1f\x8b"
+UINT8 = 8
+TYPE_NAMES = {9: "int8", 11: "int16", 12: "int32", 13: "float32", 14: "float64"}
+MOST_DIMENSIONS = 255
+IDX_BLOCK = 1 << 20
+# Deflate cannot shrink by more (RFC 1951: 258 bytes from 2 bits).
+MOST_INFLATION = 1032
+
+
+def read_idx(path: str | os.PathLike[str]) -> UInt8[np.ndarray, " ..."]:
+    """Return the array of an IDX file, uint8; gzip is recognised by its first bytes.
+
+    Raises:
+        DataError: missing, not an IDX file, not uint8, or longer or shorter than it declares.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as raw:
+            is_gzip = raw.read(2) == GZIP_MAGIC
+            raw.seek(0)
+            size = os.fstat(raw.fileno()).st_size
+            if not is_gzip:
+                return _read(raw, path, most=size)
+            with gzip.GzipFile(fileobj=raw) as stream:
+                return _read(stream, path, most=size * MOST_INFLATION)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; {nearest_parent(path)}") from None
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read as an IDX file: {error}") from error
+
+
+def write_idx(path: str | os.PathLike[str], array: np.ndarray) -> None:
+    """Write `array`, uint8, gzipped where the name ends in .gz; the same array, the same bytes.
+
+    Raises:
+        DataError: an array that is not uint8, or has no dimension or more than 255.
+    """
+    if array.dtype != np.uint8 or not 1 <= array.ndim <= MOST_DIMENSIONS:
+        raise DataError(
+            f"{path}: expected a uint8 array of 1 to {MOST_DIMENSIONS} dimensions, "
+            f"got {array.dtype} of {array.ndim}"
+        )
+    header = struct.pack(f">HBB{array.ndim}I", 0, UINT8, array.ndim, *array.shape)
+    content = header + array.tobytes()
+    if str(path).endswith(".gz"):
+        # No time in the header, so that files are reproducible; zlib's level 9.
+        content = gzip.compress(content, compresslevel=9, mtime=0)
+    Path(path).write_bytes(content)
+
+
+def _read(
+    stream: gzip.GzipFile | io.BufferedReader, path: Path, most: int
+) -> UInt8[np.ndarray, " ..."]:
+    """Read one array from a stream that holds at most `most` bytes."""
+    head = stream.read(4)
+    if len(head) < 4 or head[:2] != b"\0\0" or head[3] == 0:
+        raise DataError(
+            f"{path}: not an IDX file: expected 00 00 <type> <dimensions>, "
+            f"got {head.hex(' ') or 'an empty file'}"
+        )
+    # The third byte is the type of the values, the fourth the number of dimensions.
+    if head[2] != UINT8:
+        known = TYPE_NAMES.get(head[2], "an unknown type")
+        raise DataError(f"{path}: expected values of type 8 (uint8), got {head[2]} ({known})")
+    sides = stream.read(4 * head[3])
+    if len(sides) < 4 * head[3]:
+        raise DataError(
+            f"{path}: expected {head[3]} dimensions, but the file ends within the header"
+        )
+    shape = struct.unpack(f">{head[3]}I", sides)
+    expected = math.prod(shape)
+    available = most - 4 - len(sides)
+    declared = f"{path}: declares {' x '.join(map(str, shape))} = {expected:,} values"
+    if expected > available:
+        raise DataError(f"{declared}, but the file can hold at most {max(available, 0):,}")
+    content = bytearray()
+    # One byte more than declared is read, to see if there is any.
+    while len(content) <= expected and (block := stream.read(min(IDX_BLOCK, expected + 1))):
+        content += block
+    if len(content) != expected:
+        actual = "more" if len(content) > expected else f"{len(content):,}"
+        raise DataError(f"{declared}, found {actual}")
+    return np.frombuffer(content, np.uint8).reshape(shape)

@@ -17,10 +17,9 @@ import numpy as np
 
 from vitkit.data.datasets.build import POOL, NamedImages, assemble
 from vitkit.data.datasets.dataset import SPLIT_WORDS, Dataset, FileSplit
-from vitkit.data.datasets.file_digests import file_digests
+from vitkit.data.datasets.pixel_cache import file_digests
 from vitkit.errors import DataError
-from vitkit.io.csv_format import csv_encoding, csv_separator
-from vitkit.messages import escape, plural
+from vitkit.messages import csv_encoding, csv_separator, escape, plural
 
 COLUMNS = {
     "path": (

@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face Hub: `hf://owner/name`, fetched and cached by `datasets`.
+"""Datasets of the Hugging Face Hub, `hf://owner/name`, and the files that they are kept in.
 
 `datasets` downloads a dataset and keeps it as Arrow files; those are read here like any other
 table, so that a run needs neither the Hub nor the library after that. Datasets that bring code are
@@ -8,6 +8,7 @@ refused.
 from __future__ import annotations
 
 import dataclasses
+import json
 import queue
 import re
 import threading
@@ -18,12 +19,14 @@ from typing import TYPE_CHECKING
 
 from urllib3.exceptions import HTTPError, SSLError
 
+from vitkit.data.datasets.build import POOL
 from vitkit.data.datasets.dataset import SPLIT_WORDS, Dataset
+from vitkit.data.datasets.splitting import is_hidden
 from vitkit.data.sources.image_folder import open_folder
-from vitkit.data.sources.tables.open_tables import open_tables
-from vitkit.data.sources.tables.parquet import open_parquet, parquet_files
+from vitkit.data.sources.shard_patterns import files_by_split
+from vitkit.data.sources.tables import open_tables
 from vitkit.errors import DataError, MissingExtraError
-from vitkit.io.web.connections import connections
+from vitkit.io.download import connections
 from vitkit.messages import escape, quote_list
 
 if TYPE_CHECKING:
@@ -252,3 +255,139 @@ def _roots() -> list[Path]:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+# Parquet files with images in them, as the Hub stores them: one file, or a folder of shards.
+
+PARQUET_ENDING = ".parquet"
+DATA_FOLDER = "data"
+"""The folder where repositories of the Hub have their files."""
+
+
+def parquet_files(folder: Path) -> list[Path]:
+    """Return the Parquet files of a folder, or of `data/` in it, in order.
+
+    Empty where it cannot be listed, or has other folders: images are in those then.
+    """
+    try:
+        for path in folder.iterdir():
+            # The folder also holds images: the tables are lists of them.
+            if path.is_dir() and path.name != DATA_FOLDER and not is_hidden(path.name):
+                return []
+        for parent in (folder, folder / DATA_FOLDER):
+            tables = [
+                path for path in parent.glob(f"*{PARQUET_ENDING}") if not is_hidden(path.name)
+            ]
+            if tables:
+                return sorted(filter(Path.is_file, tables))
+    except OSError:  # the folder cannot be listed: the error is raised when it is opened
+        return []
+    return []
+
+
+def open_parquet(path: Path, *, ignore_extra_classes: bool = False) -> Dataset:
+    """Open a Parquet file, or a folder of them; each is read through once.
+
+    Files with train, val or test in their names are those splits, such as
+    `train-00000-of-00002.parquet`; a set without such names is cut 70/10/20.
+
+    Args:
+        path: the file or the folder.
+        ignore_extra_classes: leave out classes of val and test that train lacks.
+
+    Raises:
+        DataError, MissingExtraError: as `open_tables`.
+    """
+    files = parquet_files(path) if path.is_dir() else [path]
+    where = escape(path)
+    groups = files_by_split([file.name for file in files], where)
+    by_split = {}
+    for split, indices in groups.items():
+        by_split[split] = [files[index] for index in indices]
+    name = escape(path.absolute().name.removesuffix(PARQUET_ENDING)) or "data"
+    return open_tables(name, where, by_split, "parquet", ignore_extra_classes=ignore_extra_classes)
+
+
+# Folders that `Dataset.save_to_disk` of the library `datasets` wrote: Arrow files, listed as JSON.
+#
+# One split is a folder with `state.json`, which names its files; several are folders of that kind
+# beside `dataset_dict.json`, which names the splits.
+
+STATE, SPLITS = "state.json", "dataset_dict.json"
+
+
+def is_saved(folder: Path) -> bool:
+    """Return True if a folder was written by `save_to_disk`."""
+    try:
+        if (folder / SPLITS).is_file():
+            return True
+        return (folder / STATE).is_file() and any(folder.glob("*.arrow"))
+    except OSError:
+        return False
+
+
+def open_saved(folder: Path, *, ignore_extra_classes: bool = False) -> Dataset:
+    """Open a folder of `save_to_disk`; one without splits is cut 70/10/20.
+
+    Args:
+        folder: the folder that `save_to_disk` wrote.
+        ignore_extra_classes: leave out classes of val and test that train lacks.
+
+    Raises:
+        DataError, MissingExtraError: as `open_tables`; files that are listed and not there.
+    """
+    where = escape(folder)
+    notes: list[str] = []
+    files: dict[str, list[Path]] = {}
+    if (folder / SPLITS).is_file():
+        names = _strings(folder / SPLITS, _json(folder / SPLITS).get("splits"))
+        unread = []
+        for name in names:
+            split = SPLIT_WORDS.get(name.lower())
+            if split is None:
+                unread.append(name)
+            elif split not in files:
+                files[split] = _files(folder / name)
+        if not files:
+            found = quote_list(names) or "none"
+            raise DataError(f"{where}: its splits are {found}; expected train, val or test")
+        if unread:
+            notes.append(f"splits not read: {quote_list(unread)}")
+    else:
+        files[POOL] = _files(folder)
+    return open_tables(
+        escape(folder.absolute().name) or "data",
+        where,
+        files,
+        "arrow",
+        ignore_extra_classes=ignore_extra_classes,
+        notes=notes,
+    )
+
+
+def _files(folder: Path) -> list[Path]:
+    entries = _json(folder / STATE).get("_data_files")
+    if not isinstance(entries, list):
+        entries = []
+    # [{"filename": "data-00000-of-00001.arrow"}, ...]
+    names = [entry.get("filename") for entry in entries if isinstance(entry, dict)]
+    # A name is never a path: nothing outside of the folder is read.
+    files = [folder / Path(name).name for name in _strings(folder / STATE, names)]
+    for file in files or [folder]:
+        if not file.is_file():
+            raise DataError(f"{escape(file)}: no such Arrow file")
+    return files
+
+
+def _json(path: Path) -> dict[str, object]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{escape(path)}: cannot be read: {error}") from None
+    return content if isinstance(content, dict) else {}
+
+
+def _strings(path: Path, content: object) -> list[str]:
+    if isinstance(content, list) and all(isinstance(item, str) for item in content):
+        return content
+    raise DataError(f"{escape(path)}: expected a list of names, got {str(content)[:80]!r}")

@@ -9,19 +9,31 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from vitkit.data.datasets.dataset import Dataset
-from vitkit.data.sources.benchmarks import IDX_CLASSES, known_folders, open_digits, open_idx
-from vitkit.data.sources.cifar import CIFAR_CLASSES, open_cifar
+from vitkit.data.sources.benchmarks import (
+    CIFAR_CLASSES,
+    IDX_CLASSES,
+    known_folders,
+    open_cifar,
+    open_digits,
+    open_idx,
+)
 from vitkit.data.sources.csv_list import open_csv
-from vitkit.data.sources.huggingface import HUB_PREFIX, open_hub
+from vitkit.data.sources.huggingface import (
+    HUB_PREFIX,
+    PARQUET_ENDING,
+    is_saved,
+    open_hub,
+    open_parquet,
+    open_saved,
+    parquet_files,
+)
 from vitkit.data.sources.image_folder import open_folder
-from vitkit.data.sources.objects.items import MapStyle
-from vitkit.data.sources.objects.open_objects import kept, open_kept, read_object
-from vitkit.data.sources.remote_webdataset import is_remote, open_remote_webdataset
-from vitkit.data.sources.tables.parquet import PARQUET_ENDING, open_parquet, parquet_files
-from vitkit.data.sources.tables.saved_datasets import is_saved, open_saved
+from vitkit.data.sources.object_items import MapStyle
+from vitkit.data.sources.objects import kept, open_kept, read_object
+from vitkit.data.sources.remote_shards import is_remote, open_remote_webdataset
 from vitkit.data.sources.webdataset import WEBDATASET_PREFIX, open_webdataset
 from vitkit.errors import DataError
-from vitkit.io.import_path import MEMORY_PREFIX
+from vitkit.io.results import MEMORY_PREFIX
 from vitkit.messages import did_you_mean, escape, nearest_parent
 
 NAMES = ("digits", *IDX_CLASSES, *CIFAR_CLASSES)

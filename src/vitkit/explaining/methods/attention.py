@@ -6,9 +6,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitkit.explaining.class_scores import at_least_float32
-from vitkit.explaining.option_checks import check_layer, check_number, check_patch
-from vitkit.explaining.readout_rows import has_map_head, pooling_map, token_weights
+from vitkit.explaining.method import (
+    at_least_float32,
+    check_layer,
+    check_number,
+    check_patch,
+    has_map_head,
+    pooling_map,
+    token_weights,
+)
 from vitkit.models.layers import eval_mode
 from vitkit.models.record import Record
 from vitkit.models.vit import ViT

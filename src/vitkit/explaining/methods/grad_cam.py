@@ -8,14 +8,14 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from vitkit.explaining.class_scores import (
+from vitkit.explaining.method import (
     at_least_float32,
     check_classes,
+    check_layer,
     class_scores,
     gradients_in_eval_mode,
 )
 from vitkit.explaining.methods import METHODS
-from vitkit.explaining.option_checks import check_layer
 from vitkit.models.encoder import block_calls
 from vitkit.models.readout import Features
 from vitkit.models.vit import ViT

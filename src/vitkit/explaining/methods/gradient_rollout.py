@@ -8,15 +8,16 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from vitkit.explaining.balanced_gradients import backward_paths
-from vitkit.explaining.class_scores import (
+from vitkit.explaining.method import (
     at_least_float32,
     check_classes,
     class_scores,
     gradients_in_eval_mode,
+    has_map_head,
+    readout_row,
 )
 from vitkit.explaining.methods import METHODS
-from vitkit.explaining.readout_rows import has_map_head, readout_row
+from vitkit.explaining.methods.libragrad import backward_paths
 from vitkit.models.record import Record
 from vitkit.models.vit import ViT
 from vitkit.shapes import AttentionMaps, Images

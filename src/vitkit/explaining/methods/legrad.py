@@ -6,14 +6,14 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from vitkit.explaining.balanced_gradients import backward_paths
-from vitkit.explaining.class_scores import (
+from vitkit.explaining.method import (
     at_least_float32,
     check_classes,
     class_scores,
     gradients_in_eval_mode,
 )
 from vitkit.explaining.methods import METHODS
+from vitkit.explaining.methods.libragrad import backward_paths
 from vitkit.models.encoder import block_calls
 from vitkit.models.readout import Features
 from vitkit.models.record import Record

@@ -7,9 +7,14 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitkit.explaining.class_scores import at_least_float32
-from vitkit.explaining.option_checks import check_layer, check_patch
-from vitkit.explaining.readout_rows import has_map_head, pooling_map, readout_row
+from vitkit.explaining.method import (
+    at_least_float32,
+    check_layer,
+    check_patch,
+    has_map_head,
+    pooling_map,
+    readout_row,
+)
 from vitkit.models.layers import eval_mode
 from vitkit.models.record import Record
 from vitkit.models.vit import ViT

@@ -20,7 +20,7 @@ from vitkit.spec import ViTSpec
 
 COMPILED = "_orig_mod"
 """Name of the inner module in `torch.compile`'s wrapper."""
-CHECKPOINTING = "vitkit.training.optimization.activation_checkpointing:checkpoint_gradients"
+CHECKPOINTING = "vitkit.training.optimization.precision:checkpoint_gradients"
 """The function behind `set_grad_checkpointing`, imported when it is called."""
 
 

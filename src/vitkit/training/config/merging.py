@@ -1,14 +1,21 @@
-"""Merging of settings from several sources: defaults, a stopped run, a recipe, flags."""
+"""Merging of settings from several sources, their YAML, and their other names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from io import StringIO
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from vitkit.errors import SettingError
 from vitkit.frozen import field_names
-from vitkit.training.config.field_types import Settings
-from vitkit.training.config.setting_names import hint_on, second_names
+from vitkit.io.atomic import write_bytes
+from vitkit.messages import did_you_mean
+from vitkit.training.config.foreign_names import letters, meaning_of
+from vitkit.training.config.meaning import Settings
 from vitkit.training.config.train_config import TrainConfig
 
 SYNONYMS = (("img_size", "progressive", "spec.image_size"), ("drop_path", "spec.drop_path"))
@@ -83,3 +90,127 @@ def with_flat_spec(settings: Mapping[str, Any]) -> Settings:
         if name != "spec":
             flat[name] = value
     return flat
+
+
+# `config.yaml` of a run, written and read; a user's own recipes are YAML of the same kind.
+
+GONE: Settings = {"distill_views": 0}
+"""Settings of earlier versions -> the value with which a file may still have them."""
+
+
+def read_yaml(path: str | Path) -> Settings:
+    """Read the settings in a YAML file, and check each of them.
+
+    Raises:
+        SettingError: no such file, no valid YAML (duplicate keys and tags are not), an unknown key,
+            a value out of range; with the line.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"{path}: cannot be read: {error}") from None
+    content = _parse(path, text)
+    if not isinstance(content, dict):
+        raise SettingError(f"{path}: expected `setting: value` lines, such as `lr: 1e-3`")
+    settings = {str(key): value for key, value in content.items()}
+    for name, default in GONE.items():
+        if name in settings and settings[name] == default:
+            del settings[name]
+    for key in settings:
+        # one by one, so that the message has the line
+        check_names([key], where=f"{path}{_line(text, key)}: ")
+    try:
+        TrainConfig(**{"data": ""} | settings)
+    except SettingError as error:
+        line = _line(text, error.wrong.field) if error.wrong else ""
+        raise SettingError(f"{path}{line}: {error}") from None
+    return settings
+
+
+def write_yaml(path: Path, settings: Mapping[str, Any]) -> None:
+    """Write settings as a YAML file.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    write_bytes(path, to_yaml(settings).encode())
+
+
+def to_yaml(settings: Mapping[str, Any]) -> str:
+    """Return the settings as YAML text, in their own order; `read_yaml` gives them back."""
+    yaml: Any = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    # in the order of the sections, not of the alphabet
+    yaml.sort_base_mapping_type_on_output = False
+    text = StringIO()
+    yaml.dump(dict(settings), text)
+    return text.getvalue()
+
+
+def _parse(path: Path, text: str) -> Any:
+    """Return the content of a YAML text; raise `SettingError` with the line where it is not one."""
+    try:
+        # pure: YAML 1.2, which reads 1e-3 as a number
+        return YAML(typ="safe", pure=True).load(text)
+    except MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        problem = str(error.problem or error).splitlines()[0]
+        raise SettingError(f"{path}{line}: not valid YAML: {problem}") from None
+    except YAMLError as error:
+        raise SettingError(f"{path}: not valid YAML: {str(error).splitlines()[0]}") from None
+
+
+def _line(text: str, key: str) -> str:
+    """Return `:` and the line number of a key, or "" if the key is not found in the text."""
+    for number, row in enumerate(text.splitlines(), 1):
+        if row.startswith(f"{key}:"):
+            return f":{number}"
+    return ""
+
+
+# Other names of a setting: names in other programs, second names of a flag, camel case.
+
+
+def hint_on(
+    word: str, known: Iterable[str], second: Mapping[str, str], *, as_flags: bool = False
+) -> str:
+    """Return the end of a message on an unknown name: what it is called in vitkit.
+
+    >>> hint_on("learning_rate", ["lr"], {}), hint_on("--batchSize", ["batch_size"], {})
+    ("; vitkit calls it 'lr'", "; vitkit calls it 'batch_size'")
+    >>> hint_on("--lrr", ["lr"], {}, as_flags=True)
+    " (did you mean '--lr'?)"
+
+    Args:
+        word: the name as typed.
+        known: names that exist, with underscores; `spec` stands for all fields of the model.
+        second: other names, as by `second_names` -> the known one.
+        as_flags: write names as flags.
+    """
+    known = list(known)
+    # compared by letters: `--batchSize` is `batch_size`
+    by_letters = {letters(name): name for name in known} | dict(second)
+    meaning = by_letters.get(letters(word)) or meaning_of(word)
+    if meaning is not None and meaning.endswith("."):
+        return f"; {meaning.rstrip('.')}"
+    names = meaning.split() if meaning else []
+    if names and all(name.partition(".")[0] in known for name in names):
+        ours = [f"--{name.replace('_', '-')}" if as_flags else repr(name) for name in names]
+        return f"; vitkit calls it {' and '.join(ours)}"
+    if not as_flags:
+        return did_you_mean(word, known)
+    # the quotes of `did_you_mean` enclose names without dashes
+    near = did_you_mean(word.lstrip("-"), [name.replace("_", "-") for name in known])
+    return near.replace("mean '", "mean '--")
+
+
+def second_names(settings: type[Any]) -> dict[str, str]:
+    """Return every second name of a flag, in small letters without dashes -> its setting."""
+    hints = get_type_hints(settings, include_extras=True)
+    by_alias = {}
+    for name, hint in hints.items():
+        for metadata in getattr(hint, "__metadata__", ()):
+            for alias in getattr(metadata, "aliases", None) or ():
+                by_alias[letters(alias)] = name
+    return by_alias

@@ -8,14 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import SettingError
-from vitkit.io.import_path import (
-    MEMORY_PREFIX,
-    import_name,
-    is_given,
-    is_importable,
-    names_an_object,
-)
-from vitkit.training.config.field_types import Settings
+from vitkit.io.results import MEMORY_PREFIX, import_name, is_given, is_importable, names_an_object
+from vitkit.training.config.meaning import Settings
 from vitkit.training.config.train_config import TrainConfig
 
 SINGLE = ("loss", "transform", "teacher")

@@ -1,21 +1,38 @@
-"""`TrainConfig`: every setting of a run, by one name in Python, in YAML and as a flag."""
+"""`TrainConfig` and `RunConfig`: every setting of a run, before and after defaults are decided."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from vitkit.errors import SettingError
 from vitkit.frozen import frozen, to_json
-from vitkit.training.config.sections.augmentation import AugmentationSettings
-from vitkit.training.config.sections.data import DataSettings
-from vitkit.training.config.sections.distillation import DistillationSettings
-from vitkit.training.config.sections.evaluation import EvaluationSettings
-from vitkit.training.config.sections.fine_tuning import FineTuningSettings
-from vitkit.training.config.sections.logs import LoggingSettings
-from vitkit.training.config.sections.model import ModelSettings
-from vitkit.training.config.sections.optimizer import OptimizerSettings
-from vitkit.training.config.sections.run import RunSettings
-from vitkit.training.config.sections.runtime import RuntimeSettings
+from vitkit.training.config.data_settings import (
+    AugmentationSettings,
+    DataSettings,
+    DistillationSettings,
+    FineTuningSettings,
+    ModelSettings,
+)
+from vitkit.training.config.meaning import (
+    Fraction,
+    LowerCase,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+    Probability,
+    Settings,
+    fields_where,
+)
+from vitkit.training.config.run_settings import (
+    EvaluationSettings,
+    LoggingSettings,
+    OptimizerSettings,
+    RunSettings,
+    RuntimeSettings,
+)
 
 
 # A dataclass lists the fields of its last base first: read the bases from below.
@@ -49,3 +66,78 @@ def leaves_model_open(settings: TrainConfig) -> bool:
     Fields of its spec may be named: they replace those of the model that the data choose.
     """
     return not (settings.model or settings.progressive or settings.pretrained)
+
+
+# `RunConfig`: the settings of a run, including those derived from the data.
+
+USUAL: Settings = {
+    "epochs": 10,
+    "batch_size": 128,
+    "last_batch": "drop",
+    "lr": 1e-3,
+    "warmup_epochs": 1.0,
+    "opt": "adamw",
+    "beta2": 0.999,
+    "flip": 0.5,
+    "shift": 0,
+    "crop_scale": 0.35,
+}
+"""The settings that may be left open (`None` in `TrainConfig`), with their usual values.
+
+They apply where nothing follows from the data: in a probe, and, but for epochs and batch size, to a
+model that is named."""
+
+
+def left_open(config: TrainConfig) -> list[str]:
+    """Return the names of the settings that will be derived from the data."""
+    names = [name for name in USUAL if getattr(config, name) is None]
+    if leaves_model_open(config):
+        names += ["model", "spec"]
+        if config.fit is None:  # chosen with the model
+            names.append("fit")
+    return names
+
+
+@frozen(raises=SettingError)
+class RunConfig(TrainConfig):
+    """Every setting of a run, none of them left open; config.yaml has these."""
+
+    epochs: PositiveInt
+    batch_size: PositiveInt
+    last_batch: Literal["drop", "fill"]
+    lr: PositiveFloat
+    warmup_epochs: NonNegativeFloat
+    opt: LowerCase
+    beta2: Fraction
+    flip: Probability
+    shift: NonNegativeInt
+    crop_scale: PositiveFraction
+
+
+# The settings that two runs share if they are repeats (other seeds) of each other.
+
+
+def kind_of_run(settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the settings in which two runs differ if one is not a repeat of the other.
+
+    Neither the seed nor the path of the weights that they started from is among them.
+
+    Args:
+        settings: settings of a run, as its checkpoint stores them.
+
+    Returns:
+        The settings; `None` if there are none.
+    """
+    not_compared = fields_where(TrainConfig, resume="not compared")
+    without_weight = fields_where(TrainConfig, changes_result=False)
+    # these may have another path on resume, but they define the run
+    ignored = {*not_compared, *without_weight} - {"data", "relabel", "teacher", "start"}
+    # a setting newer than the run had its default
+    known = USUAL | dict(settings) if settings else {}
+    kind = {name: value for name, value in known.items() if name not in ignored}
+    start = kind.get("start")
+    if isinstance(start, Mapping):
+        # the same weights may come from another path
+        kind["start"] = start.get("sha256")
+        kind.pop("pretrained", None)
+    return kind or None

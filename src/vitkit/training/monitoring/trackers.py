@@ -1,4 +1,4 @@
-"""Experiment trackers: Weights & Biases and MLflow, through Ignite's loggers.
+"""Files and services that receive the metrics: metrics.csv, TensorBoard, W&B, MLflow.
 
 They get the numbers that TensorBoard gets. Each service is configured by its own environment
 variables (WANDB_MODE, MLFLOW_TRACKING_URI and the like). A service that fails during a run does not
@@ -7,16 +7,29 @@ end the run.
 
 from __future__ import annotations
 
+import csv
 import importlib
 import json
+import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+from torch.utils.tensorboard import SummaryWriter
+
 from vitkit.errors import MissingExtraError, SettingError
-from vitkit.io.atomic import write_bytes
-from vitkit.training.config.field_types import TrackerName
+from vitkit.evaluation.result import Evaluation, predictions_csv
+from vitkit.io.atomic import output_error, write_bytes
+from vitkit.training.config.meaning import TrackerName
 from vitkit.training.run_folder import RunFolder
 
 Failures = tuple[type[Exception], ...]
@@ -166,3 +179,331 @@ def _known_identities(run: RunFolder) -> dict[str, str]:
         return {}
     known: dict[str, str] = json.loads(run.trackers.read_bytes())
     return known
+
+
+# Histograms of the weights of a model, for TensorBoard.
+
+SAMPLED = 10_000
+"""Weights of a parameter in its histogram, evenly spaced."""
+BINS = 64
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """A histogram of the weights of one parameter.
+
+    Attributes:
+        sample: the weights that were counted, (S,).
+        edges: upper ends of the bins, (BINS,).
+        counts: weights in each bin, (BINS,).
+    """
+
+    sample: Float[Tensor, " S"]
+    edges: list[float]
+    counts: list[float]
+
+
+def histograms(model: nn.Module) -> Iterator[tuple[str, Histogram]]:
+    """Yield name and histogram of every matrix of a model, from a sample of its weights."""
+    for name, parameter in model.named_parameters():
+        if parameter.ndim < 2:  # biases and norms are too small for a histogram
+            continue
+        weights = parameter.detach().flatten()
+        sample = weights[:: max(1, weights.numel() // SAMPLED)].float().cpu()
+        low, high = float(sample.min()), float(sample.max())
+        if high <= low:  # all weights are equal, such as those of a new head
+            high = low + 1e-6
+        counts = torch.histc(sample, BINS, low, high)
+        edges = torch.linspace(low, high, BINS + 1)[1:]
+        yield name, Histogram(sample, edges.tolist(), counts.tolist())
+
+
+# Metrics of a run in files: `metrics.csv`, one row per epoch, `metrics.jsonl`, `predictions.csv`.
+#
+# `metrics.jsonl` has one JSON object per line, with a `kind`: `step` for every logged step, `epoch`
+# with the columns of metrics.csv, `test` at the end, and `val` for the evaluation of a probe.
+# Numbers that are not finite are null. Every line is written at once; a line that a killed process
+# or a full disk left incomplete is dropped on resume.
+
+Numbers = Mapping[str, float | int]
+
+
+def add_line(run: RunFolder, kind: str, values: Numbers) -> None:
+    """Append one object to metrics.jsonl. Raises `OutputError`.
+
+    Args:
+        run: folder of the run.
+        kind: `step`, `epoch`, `val` or `test`.
+        values: `step` among them; loss in nats, shares in [0, 1].
+    """
+    document: dict[str, Any] = {"kind": kind}
+    for name, value in values.items():
+        document[name] = value if math.isfinite(value) else None  # JSON has no NaN
+    line = json.dumps(document, allow_nan=False)
+    _append(run.lines, f"{line}\n", durable=kind != "step")
+
+
+def add_row(run: RunFolder, values: Numbers) -> None:
+    """Append one row to metrics.csv, in the order of its header; the first row writes the header.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    # A resumed run keeps the columns of the file.
+    columns = _columns(run.metrics)
+    text = StringIO()
+    writer = csv.DictWriter(
+        text, columns or list(values), extrasaction="ignore", lineterminator="\n"
+    )
+    if not columns:
+        writer.writeheader()
+    cells: dict[str, object] = {}
+    for name, value in values.items():
+        cells[name] = f"{value:.6g}" if isinstance(value, float) else value
+    writer.writerow(cells)
+    _append(run.metrics, text.getvalue(), durable=True)
+
+
+def write_predictions(run: RunFolder, evaluation: Evaluation) -> None:
+    """Write predictions.csv, a row for each image. Raises `OutputError`."""
+    write_bytes(run.predictions, predictions_csv(evaluation))
+
+
+def drop_rows_after(
+    run: RunFolder, step: int, *, unvalidated: bool = False, trains_on: bool = False
+) -> None:
+    """Remove rows and lines that a resumed run writes again, and incomplete ones.
+
+    Args:
+        run: folder of the run.
+        step: step that the run resumes from; later rows are removed.
+        unvalidated: the epoch that ends with this step is validated again, so its row is removed,
+            too.
+        trains_on: there are steps left to train. Then the test scores at `step` are kept: they are
+            the result of an earlier end of the run.
+
+    Raises:
+        OutputError: a file cannot be written.
+    """
+    # The last step that is kept, by kind; `step` for all other kinds.
+    last = {"epoch": step - unvalidated, "test": step - (not trains_on)}
+    columns = _columns(run.metrics)
+
+    def keep_row(row: str) -> bool:
+        return row.split(",") == columns or _row_step(columns, row) <= last["epoch"]
+
+    def keep_line(line: str) -> bool:
+        kind, line_step, _ = _parse_line(line)
+        return line_step <= last.get(kind, step)
+
+    _filter(run.metrics, keep_row)
+    _filter(run.lines, keep_line)
+
+
+def step_line(run: RunFolder, step: int) -> Numbers:
+    """Read the values that `add_line` wrote for a step; empty if there is no such line.
+
+    `epoch` and `step` themselves are left out.
+    """
+    for line in _lines(run):
+        kind, line_step, document = _parse_line(line)
+        if kind != "step" or line_step != step:
+            continue
+        values = {}
+        for name, value in document.items():
+            if name not in ("kind", "epoch", "step"):
+                values[name] = math.nan if value is None else value
+        return values
+    return {}
+
+
+def tested_at(run: RunFolder) -> list[int]:
+    """Return the steps after which the test split was evaluated."""
+    steps = []
+    for line in _lines(run):
+        kind, step, _ = _parse_line(line)
+        if kind == "test" and step < math.inf:  # infinity: the line is damaged
+            steps.append(int(step))
+    return steps
+
+
+def _lines(run: RunFolder) -> list[str]:
+    if not run.lines.exists():
+        return []
+    return run.lines.read_text(encoding="utf-8", errors="replace").splitlines()
+
+
+def _filter(path: Path, keep: Callable[[str], bool]) -> None:
+    """Rewrite a file with the complete lines to keep, if that changes it."""
+    if not path.exists():
+        return
+    text = path.read_text(encoding="utf-8", errors="replace")
+    complete = ""
+    for line in text.splitlines(keepends=True):
+        # A line without its end was cut off.
+        if line.endswith("\n") and keep(line[:-1]):
+            complete += line
+    if complete != text:
+        write_bytes(path, complete.encode())
+
+
+def _columns(path: Path) -> list[str]:
+    """Return the header of metrics.csv; empty if it is missing or incomplete."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            header = file.readline()
+    except FileNotFoundError:
+        return []
+    if not header.endswith("\n"):
+        return []
+    return header[:-1].split(",")
+
+
+def _row_step(columns: list[str], row: str) -> float:
+    """Return the step of a row of metrics.csv; infinity for an invalid row."""
+    # An incomplete row has fewer cells than the header.
+    cells = dict(zip(columns, row.split(","), strict=False))
+    if len(cells) < len(columns) or not cells.get("step", "").isdecimal():
+        return math.inf
+    return float(cells["step"])
+
+
+def _parse_line(line: str) -> tuple[str, float, dict[str, Any]]:
+    """Return kind, step and values of a line of metrics.jsonl; step infinity if it is invalid."""
+    try:
+        values = json.loads(line)
+        step, kind = values["step"], values["kind"]
+    except (ValueError, LookupError, TypeError):
+        return "", math.inf, {}
+    if not isinstance(step, int):  # valid JSON, but not written by vitkit
+        return "", math.inf, {}
+    return str(kind), float(step), values
+
+
+def _append(path: Path, text: str, *, durable: bool) -> None:
+    """Append complete lines to a file in one write; `durable` waits for the disk.
+
+    The row of an epoch must be on the disk before the state in which that epoch is done.
+    """
+    try:
+        with path.open("ab") as file:
+            file.write(text.encode())
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+    except OSError as error:
+        raise output_error(path, error) from error
+
+
+# The TensorBoard files of a run: curves, histograms of weights, and images.
+
+TAGS = {
+    "images_per_s": "perf/images_per_s",
+    "data_wait": "perf/data_wait",
+    "memory": "system/memory",
+    "cuda_memory": "system/cuda_memory",
+    "lr": "lr",
+}
+"""TensorBoard tags of the columns that do not belong to a split; `val_top1` is `val/top1` there."""
+END = ".end"
+"""Suffix of the TensorBoard file for values from the end of a run."""
+
+
+def tagged(values: Numbers) -> dict[str, float]:
+    """Return values by their tags: `val_top1` becomes `val/top1`."""
+    # TensorBoard groups by the first part
+    return {TAGS.get(name, name.replace("_", "/", 1)): value for name, value in values.items()}
+
+
+class TensorBoardFiles:
+    """The files of a run for TensorBoard: one for its curves, and one for the values of its end.
+
+    All methods but `close` raise `OutputError` where a file cannot be written.
+
+    Args:
+        run: its folder.
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        # Set by `open`, once it is certain that the run uses this folder.
+        self._curves: SummaryWriter
+        self._end: SummaryWriter | None = None
+        self._open: list[SummaryWriter] = []
+
+    def open(self, done: int, *, unvalidated: bool) -> None:
+        """Open the file of the curves; the other one is opened at its first value.
+
+        Args:
+            done: steps done before, on resume.
+            unvalidated: the epoch that ends with step `done` is validated again.
+        """
+        # on resume, TensorBoard ignores what an earlier session drew from this step on
+        purge_step = None
+        if done:
+            purge_step = done if unvalidated else done + 1
+        with self._errors():
+            self._curves = SummaryWriter(str(self._run.tensorboard), purge_step=purge_step)
+        self._open.append(self._curves)
+        # the values of the step itself were dropped with its validation
+        if unvalidated:
+            self.add_scalars(tagged(step_line(self._run, done)), done)
+
+    def add_scalars(self, values: Mapping[str, float], step: int, *, at_end: bool = False) -> None:
+        """Add a point to the curve of each tag; `at_end` for values of the end of the run."""
+        with self._errors():
+            writer = self._writer(at_end)
+            for tag, value in values.items():
+                writer.add_scalar(tag, value, step)
+
+    def add_histograms(self, model: nn.Module, step: int) -> None:
+        """Add a histogram of every matrix of the model."""
+        with self._errors():
+            for name, histogram in histograms(model):
+                self._curves.add_histogram_raw(
+                    f"weights/{name}",
+                    min=histogram.sample.min().item(),
+                    max=histogram.sample.max().item(),
+                    num=histogram.sample.numel(),
+                    sum=histogram.sample.sum().item(),
+                    sum_squares=histogram.sample.square().sum().item(),
+                    bucket_limits=histogram.edges,
+                    bucket_counts=histogram.counts,
+                    global_step=step,
+                )
+
+    def add_image(
+        self, tag: str, pixels: UInt8[np.ndarray, "H W 3"], step: int, *, at_end: bool = False
+    ) -> None:
+        """Add an image, (H, W, 3) uint8 RGB; `at_end` if it is made at the end of the run."""
+        with self._errors():
+            self._writer(at_end).add_image(tag, pixels, step, dataformats="HWC")
+
+    def flush(self) -> None:
+        """Write the values that TensorBoard has buffered."""
+        with self._errors():
+            self._curves.flush()
+
+    def close(self) -> None:
+        """Write and close the files. Raises `OSError` where that fails."""
+        for writer in self._open:
+            writer.close()
+
+    def _writer(self, at_end: bool) -> SummaryWriter:
+        """Return the writer of the curves, or the writer for the end of a run."""
+        if not at_end:
+            return self._curves
+        # The file of an earlier end of the run is replaced, or its values would be shown twice.
+        if self._end is None:
+            for earlier in self._run.tensorboard.glob(f"events.out.tfevents.*{END}"):
+                earlier.unlink()
+            self._end = SummaryWriter(str(self._run.tensorboard), filename_suffix=END)
+            self._open.append(self._end)
+        return self._end
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise output_error(self._run.tensorboard, error) from error

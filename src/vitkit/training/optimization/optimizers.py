@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn, optim
+from torch.optim.optimizer import ParamsT
 
-from vitkit.errors import SettingError
-from vitkit.training.config.run_config import RunConfig
-from vitkit.training.optimization.muon import BatchedMuon
-from vitkit.training.optimization.optimizer_library import library_optimizer
-from vitkit.training.optimization.parameter_groups import parameter_groups
+from vitkit.errors import CheckpointError, MissingExtraError, SettingError
+from vitkit.messages import did_you_mean
+from vitkit.training.config.train_config import RunConfig
+from vitkit.training.optimization.parameters import parameter_groups
+from vitkit.training.state.registry import OptimizerPart
 
 FUSED = 3
 """Matrices in a fused qkv weight; Muon orthogonalises query, key and value separately."""
@@ -207,3 +212,212 @@ def _renumbered(group: dict[str, Any], by: int) -> dict[str, Any]:
 def _has_fused_kernel(model: nn.Module) -> bool:
     """Return whether torch has a fused optimizer kernel for the model's device."""
     return all(p.device.type in ("cpu", "cuda") for p in model.parameters())
+
+
+# torch's Muon, with small matrices of equal shape orthogonalised in one batch.
+#
+# K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024). A small
+# Transformer has dozens of small matrices; one by one, launching the products takes longer than
+# computing them. The results are bitwise equal to torch's (`tests/training/test_optimizers.py`).
+
+LARGEST = 256
+"""Longest side of a batched matrix; larger ones gain nothing from a batch."""
+
+
+class BatchedMuon(optim.Muon):
+    """`torch.optim.Muon` with Nesterov momentum and the same state and results.
+
+    A step is momentum, orthogonalisation, decoupled weight decay, and an update scaled to AdamW's
+    ("Muon is Scalable for LLM Training", arXiv 2502.16982, Eq. 4).
+
+    Args:
+        groups: parameters (R, C), or groups of them.
+        lr: learning rate.
+        weight_decay: decoupled, times the learning rate.
+    """
+
+    def __init__(self, groups: ParamsT, *, lr: float, weight_decay: float) -> None:
+        super().__init__(groups, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update all parameters that have a gradient."""
+        # the override returns no loss, as no closure is called
+        for group in self.param_groups:
+            batches: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
+            for number, matrix in enumerate(group["params"]):
+                if matrix.grad is not None:
+                    # A large matrix is processed alone: its index is part of the key.
+                    key = (number,) if max(matrix.shape) > LARGEST else ()
+                    batches[*matrix.shape, *key].append(matrix)
+            for matrices in batches.values():
+                self._update(group, matrices)
+
+    def _update(self, group: dict[str, Any], matrices: list[Tensor]) -> None:
+        """Update matrices of one shape."""
+        lr = group["lr"]
+        momentum = group["momentum"]
+        gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
+        buffers = []
+        for matrix in matrices:
+            state = self.state[matrix]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(matrix)
+            buffers.append(state["momentum_buffer"])
+        torch._foreach_lerp_(buffers, gradients, 1 - momentum)
+        directions = orthogonalise(
+            torch._foreach_lerp(gradients, buffers, momentum),
+            group["ns_coefficients"],
+            group["ns_steps"],
+            group["eps"],
+        )
+        # 0.2 is about the root mean square of an update of AdamW.
+        scale = 0.2 * math.sqrt(max(matrices[0].shape))
+        torch._foreach_mul_(matrices, 1 - lr * group["weight_decay"])
+        torch._foreach_add_(matrices, directions, alpha=-lr * scale)
+
+
+def orthogonalise(
+    matrices: Sequence[Tensor], coefficients: Sequence[float], steps: int, eps: float
+) -> list[Tensor]:
+    """Return nearly orthogonal matrices (R, C) in bfloat16, by a quintic Newton-Schulz iteration.
+
+    X <- a X + (b A + c A A) X with A = X X^T, from X = M / |M|.
+
+    Args:
+        matrices: matrices of one shape (R, C).
+        coefficients: a, b and c.
+        steps: number of iterations.
+        eps: smallest norm |M| to divide by.
+    """
+    a, b, c = coefficients
+    rows, columns = matrices[0].shape
+    normalised = []
+    for matrix in matrices:
+        # Transposed where that makes X X^T the smaller product.
+        wide = matrix.bfloat16() if rows <= columns else matrix.bfloat16().T
+        normalised.append(wide / wide.norm().clamp(min=eps))
+    x = torch.stack(normalised)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return list(x if rows <= columns else x.mT)
+
+
+# Optimizers of the pytorch-optimizer library, if their state can be stored and restored.
+#
+# The library has more than a hundred optimizers. Whether a run can be resumed with one of them is
+# decided by a trial, not by a list: a few steps on toy parameters, once straight and once with the
+# state stored and restored in between.
+
+SEVERAL_LOSSES = ("lbfgs", "sam", "asam", "gsam", "wsam", "looksam", "friendlysam", "bsam", "alig")
+SECOND_DERIVATIVES = ("adahessian", "sophiah")
+OTHER_WEIGHTS = ("schedulefreeadamw", "schedulefreesgd", "schedulefreeradam", "splus")
+UNSUPPORTED = {
+    **dict.fromkeys(SEVERAL_LOSSES, "evaluates the loss several times per step"),
+    **dict.fromkeys(SECOND_DERIVATIVES, "asks for second derivatives"),
+    **dict.fromkeys(OTHER_WEIGHTS, "trains other weights than it evaluates"),
+}
+"""Optimizers that need more from the training step than a gradient, with the reason."""
+STEPS, STORED_AFTER = 12, 7
+"""Steps of the trial: more than the five or six after which some optimizers look ahead."""
+SHAPES = ((4, 6), (4, 3, 2, 2), (1, 1, 4), (4,))
+"""Parameters of the trial: a matrix, a kernel, a token and a bias."""
+
+OptimizerFactory = Callable[..., optim.Optimizer]
+
+
+def library_optimizer(name: str, others: Iterable[str] = ()) -> OptimizerFactory:
+    """Return the optimizer class of a lower-case name, such as `lamb`, `lion` or `adan`.
+
+    Args:
+        name: a name in the library's list.
+        others: vitkit's own names, for suggestions in messages.
+
+    Raises:
+        SettingError: there is no such name, or a run cannot use it, or cannot be resumed with it.
+        MissingExtraError: pytorch-optimizer is not installed.
+    """
+    if name in UNSUPPORTED:
+        raise SettingError(
+            f"--opt {name} {UNSUPPORTED[name]}, which this training step does not support; pass "
+            "adamw, lamb or lion"
+        )
+    # imported here: an optional dependency, and a slow one
+    try:
+        import pytorch_optimizer as library
+    except ImportError:
+        near = did_you_mean(name, others)
+        raise MissingExtraError(
+            f"--opt {name!r} is none of {', '.join(others)}{near}; for others install the "
+            "pytorch-optimizer library: pip install 'vitkit[optim]'"
+        ) from None
+    known = library.get_supported_optimizers()
+    if name not in known:
+        near = did_you_mean(name, dict.fromkeys([*others, *known]), count=2)
+        raise SettingError(
+            f"--opt {name!r} does not exist{near}; pass {', '.join(others)}, or one of the "
+            "pytorch-optimizer library, such as lamb, lion or adan"
+        )
+    optimizer_class: OptimizerFactory = library.load_optimizer(name)
+    problem = _resume_problem(optimizer_class)
+    if problem is not None:
+        raise SettingError(f"--opt {name} cannot be used here: {problem}; pass adamw, lamb or lion")
+    return optimizer_class
+
+
+@cache
+def _resume_problem(optimizer_class: OptimizerFactory) -> str | None:
+    """Test whether a run can resume with this optimizer; return one line if it cannot."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        straight = [nn.Parameter(torch.randn(shape)) for shape in SHAPES]
+        resumed = [nn.Parameter(parameter.detach().clone()) for parameter in straight]
+        try:
+            _train(optimizer_class, straight)
+            _train(optimizer_class, resumed, stored_after=STORED_AFTER)
+        except CheckpointError as error:
+            return str(error)
+        except Exception as error:  # noqa: BLE001 - whatever a hundred optimizers raise
+            return f"{type(error).__name__}: {error}"
+    for expected, actual in zip(straight, resumed, strict=True):
+        # Bit-exact: in a run, a single rounding difference grows.
+        if not torch.equal(expected, actual):
+            return "a resumed run would not continue in the same way"
+    return None
+
+
+def _train(
+    optimizer_class: OptimizerFactory,
+    parameters: list[nn.Parameter],
+    stored_after: int | None = None,
+) -> None:
+    """Take `STEPS` steps with random gradients, storing and restoring the state after some."""
+    optimizer = _make(optimizer_class, parameters)
+    for step in range(STEPS):
+        if step == stored_after:
+            optimizer = _store_and_restore(optimizer, _make(optimizer_class, parameters))
+        # The same gradients, and the same noise where an optimizer draws some, in both trials.
+        torch.default_generator.manual_seed(step)
+        for parameter in parameters:
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+
+
+def _make(optimizer_class: OptimizerFactory, parameters: list[nn.Parameter]) -> optim.Optimizer:
+    # two groups, as the parameters of a model have
+    decayed = {"params": parameters[:2], "weight_decay": 0.1}
+    not_decayed = {"params": parameters[2:], "weight_decay": 0.0}
+    return optimizer_class([decayed, not_decayed], lr=1e-2)
+
+
+def _store_and_restore(old: optim.Optimizer, new: optim.Optimizer) -> optim.Optimizer:
+    """Fill a new optimizer from the state of an old one, as a checkpoint would."""
+    part = OptimizerPart(old)
+    tensors = {name: tensor.clone() for name, tensor in part.tensors().items()}
+    try:
+        metadata: dict[str, Any] = json.loads(json.dumps(part.metadata()))
+    except TypeError:
+        raise CheckpointError("its state holds more than tensors and numbers") from None
+    OptimizerPart(new).load(tensors, metadata)
+    return new

@@ -11,19 +11,25 @@ from pathlib import Path
 
 from vitkit.errors import SettingError
 from vitkit.messages import did_you_mean, nearest_parent
-from vitkit.training.config.config_yaml import read_yaml
-from vitkit.training.config.field_types import Settings
-from vitkit.training.config.merging import layered
-from vitkit.training.recipes.imagenet import (
+from vitkit.training.config.meaning import Settings
+from vitkit.training.config.merging import layered, read_yaml
+from vitkit.training.recipes.presets import (
     augreg,
+    cifar10,
+    cifar10_small,
     deit,
     deit3,
+    digits,
+    distil,
+    fashion_mnist,
+    finetune,
+    finetune_sgd,
+    linear_probe,
+    mnist,
     plain_vit_s16_90ep,
     vit_paper,
     vit_paper_decay01,
 )
-from vitkit.training.recipes.small import cifar10, cifar10_small, digits, fashion_mnist, mnist
-from vitkit.training.recipes.transfer import distil, finetune, finetune_sgd, linear_probe
 
 RECIPES: dict[str, Callable[[], Settings]] = {
     "digits": digits,

@@ -1,4 +1,4 @@
-"""The registry of all resumable training state, by name, and the state of model and optimizer.
+"""The registry of all resumable training state, by name, also where it is sharded.
 
 Saving, loading, hashing and the tests that leave a part out all go over this one registry, so that
 state that is not registered cannot be saved by accident. A part is tensors and JSON values: nothing
@@ -7,14 +7,20 @@ that is stored can run code.
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import torch
+from safetensors import safe_open
 from torch import Tensor, nn, optim
 
 from vitkit.distributed import distribute_like
 from vitkit.errors import CheckpointError, SettingError, VitkitError
+from vitkit.io.atomic import output_error
 
 Tensors = dict[str, Tensor]
 Metadata = dict[str, Any]
@@ -189,3 +195,160 @@ def check_same_names(part: str, own: Mapping[str, object], stored: Mapping[str, 
             f"{part}: {', '.join(missing[:5]) or 'nothing'} missing, "
             f"{', '.join(extra[:5]) or 'nothing'} unknown"
         )
+
+
+# `Progress`: the counters of a run, such as its steps, best epoch, patience and seconds.
+#
+# The number of the epoch follows from that of the step.
+
+
+@dataclass
+class Progress:
+    """The counters of the training loop.
+
+    Attributes:
+        step: optimizer steps done.
+        loss_sum: sum of the training losses of this epoch's steps so far.
+        losses: number of losses in that sum.
+        best_top1: best validation top-1 so far; -1 before the first.
+        best_loss: validation loss of the best epoch.
+        best_epoch: number of the best epoch, counted from 1.
+        stale: epochs without a higher top-1.
+        skipped: steps left out because a number was not finite.
+        skipped_in_a_row: the same, since the last step that was made.
+        seconds: time spent training, over all sessions.
+        data: fingerprint of the dataset.
+        unvalidated: True if this step ends an epoch that still has to be validated and logged.
+    """
+
+    step: int = 0
+    loss_sum: float = 0.0
+    losses: int = 0
+    best_top1: float = -1.0
+    best_loss: float = 0.0
+    best_epoch: int = 0
+    stale: int = 0
+    skipped: int = 0
+    skipped_in_a_row: int = 0
+    seconds: float = 0.0
+    data: str = ""
+    unvalidated: bool = False
+
+    @property
+    def mean_loss(self) -> float:
+        """Mean training loss of this epoch's steps so far."""
+        return self.loss_sum / max(self.losses, 1)
+
+    def count_loss(self, loss: float) -> None:
+        """Count a step whose numbers are all finite."""
+        self.loss_sum += loss
+        self.losses += 1
+        self.skipped_in_a_row = 0
+
+    def close_epoch(self) -> float:
+        """Begin the next epoch; returns the mean training loss of this one."""
+        mean = self.mean_loss
+        self.loss_sum, self.losses, self.unvalidated = 0.0, 0, False
+        return mean
+
+    def count_best(self, epoch: int, validation: Mapping[str, float]) -> bool:
+        """Return whether this epoch is the best so far, by validation top-1, then by loss."""
+        if not validation:  # without a validation split the last epoch is the best
+            return True
+        top1, loss = validation["top1"], validation["loss"]
+        self.stale = 0 if top1 > self.best_top1 else self.stale + 1
+        if (top1, -loss) <= (self.best_top1, -self.best_loss):
+            return False
+        self.best_top1 = top1
+        self.best_loss = loss
+        self.best_epoch = epoch
+        return True
+
+    def tensors(self) -> Tensors:
+        """Return no tensors."""
+        return {}
+
+    def metadata(self) -> Metadata:
+        """Return all counters."""
+        return dataclasses.asdict(self)
+
+    def load(self, tensors: Tensors, metadata: Metadata) -> None:
+        """Restore all counters. Raises `CheckpointError` for other names or types."""
+        own = self.metadata()
+        check_same_names("progress", own, metadata)
+        for name, value in metadata.items():
+            # Compared exactly: True would pass for 1.
+            if type(value) is not type(own[name]):
+                raise CheckpointError(
+                    f"progress: {name} is {value!r}; expected {type(own[name]).__name__}"
+                )
+            setattr(self, name, value)
+
+
+# Sharded tensors as safetensors files: each process writes its own shards.
+#
+# They are written by torch's distributed checkpoints, whose safetensors writer stores in the header
+# where in the full tensor a shard begins. torch can merge the files, too, but sets every scalar to
+# zero (torch 2.13: its merge returns early for an empty shape). Therefore the shards are put
+# together here when they are read. Scalars are the same in every process and are not written here.
+
+OFFSETS = "DCP_SHARDING_INFO"
+"""Entry of the header with the offsets of each shard in its full tensor."""
+
+
+def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write sharded tensors; every process must call. Raises `OutputError`."""
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    try:
+        save(dict(tensors), storage_writer=writer)
+    except CheckpointException as error:
+        # Every process gets the errors of all processes.
+        for failure, _ in error.failures.values():
+            if isinstance(failure, OSError):
+                needed = sum(tensor.nbytes for tensor in tensors.values())
+                raise output_error(folder, failure, needed) from error
+        first, _ = next(iter(error.failures.values()))
+        raise RuntimeError(f"{folder}: {first}") from error
+
+
+def read_shards(folder: Path) -> dict[str, Tensor]:
+    """Read the full tensors whose shards are in a folder; nothing if there is no such folder.
+
+    Raises:
+        CheckpointError: shards are missing.
+    """
+    shards: dict[str, list[tuple[list[int], Tensor]]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            offsets = json.loads(file.metadata()[OFFSETS])
+            for name in file.keys():  # noqa: SIM118 - it is not a mapping
+                shard = file.get_tensor(name)
+                shards.setdefault(name, []).append((offsets[name]["saved_offsets"], shard))
+    return {name: _merge(f"{folder}: {name}", parts) for name, parts in shards.items()}
+
+
+def _merge(name: str, shards: list[tuple[list[int], Tensor]]) -> Tensor:
+    """Put the shards of one tensor together, each at its offsets."""
+    # The shape is not stored: it is where the last shard ends along each axis.
+    first = shards[0][1]
+    shape = [0] * first.ndim
+    for offsets, shard in shards:
+        for axis, offset in enumerate(offsets):
+            shape[axis] = max(shape[axis], offset + shard.shape[axis])
+    full = torch.empty(shape, dtype=first.dtype)
+    # Shards do not overlap, so their sizes add up to that of the full tensor.
+    covered = 0
+    for _, shard in shards:
+        covered += shard.numel()
+    if covered != full.numel():
+        raise CheckpointError(f"{name} of shape {tuple(shape)} is not covered by its parts")
+    for offsets, shard in shards:
+        region = full
+        for axis, offset in enumerate(offsets):
+            region = region.narrow(axis, offset, shard.shape[axis])
+        region.copy_(shard)
+    return full

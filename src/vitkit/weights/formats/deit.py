@@ -17,7 +17,6 @@ from typing import Any
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter
 from vitkit.spec import ViTSpec
-from vitkit.weights.files.source import Header, Source
 from vitkit.weights.formats.format import (
     FIRST_PAPER,
     FIXED_BY_CODE,
@@ -30,10 +29,16 @@ from vitkit.weights.formats.format import (
 )
 from vitkit.weights.formats.infer_spec import IMAGENET_MEAN, Inferred
 from vitkit.weights.formats.key_table import Row, Table
-from vitkit.weights.formats.timm.architecture import timm_architecture
-from vitkit.weights.formats.timm.infer import infer_with_defaults
-from vitkit.weights.formats.timm.reference import TIMM_LIBRARY, filled_timm_model
-from vitkit.weights.formats.timm.table import FIRST_BLOCK, has_timm_names, timm_table
+from vitkit.weights.formats.timm import (
+    FIRST_BLOCK,
+    TIMM_LIBRARY,
+    filled_timm_model,
+    has_timm_names,
+    infer_with_defaults,
+    timm_table,
+)
+from vitkit.weights.formats.timm_config import timm_architecture
+from vitkit.weights.tensor_file import Header, Source
 
 _CONTAINERS = ("'model'", "'model_ema'")
 """Entries of its training checkpoints, as a note on the way in names them."""

@@ -20,7 +20,6 @@ import torch
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter
 from vitkit.spec import ViTSpec
-from vitkit.weights.files.source import Header, Shapes, Source
 from vitkit.weights.formats.format import (
     FIXED_BY_CODE,
     WEIGHTS_FILE,
@@ -32,7 +31,8 @@ from vitkit.weights.formats.format import (
 )
 from vitkit.weights.formats.infer_spec import IMAGENET_MEAN, Inferred, depth_of, finish, image_size
 from vitkit.weights.formats.key_table import KeyTransform, Row, Table, TensorParts, row
-from vitkit.weights.formats.settle import fold_register_positions
+from vitkit.weights.formats.unwrapping import fold_register_positions
+from vitkit.weights.tensor_file import Header, Shapes, Source
 
 _BLOCK = "blocks.{i}."
 _PERIODS = "rope_embed.periods"

@@ -12,7 +12,6 @@ from typing import Any
 
 from vitkit.errors import CheckpointError
 from vitkit.spec import STAGE_STRIDES, ViTSpec
-from vitkit.weights.files.source import Header
 from vitkit.weights.formats.format import (
     CLASS_TOKEN_ONLY,
     FIRST_PAPER,
@@ -31,6 +30,7 @@ from vitkit.weights.formats.infer_spec import (
     usual_heads,
 )
 from vitkit.weights.formats.key_table import Row, Table, row, stacked
+from vitkit.weights.tensor_file import Header
 
 _EMBEDDINGS = "transformer.embeddings."
 _THEIRS = "transformer.encoder.layer.{i}."

@@ -22,7 +22,7 @@ from torch import Tensor
 from vitkit.errors import CheckpointError
 from vitkit.messages import did_you_mean, plural
 from vitkit.spec import ViTSpec
-from vitkit.weights.files.source import Header, Source
+from vitkit.weights.tensor_file import Header, Source
 
 TensorParts: TypeAlias = tuple[Tensor, ...]
 """The tensors of one row, in its order."""

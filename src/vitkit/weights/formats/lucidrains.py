@@ -30,9 +30,8 @@ from torch import nn
 
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter
-from vitkit.io.strict_json import parse_json
+from vitkit.io.results import parse_json
 from vitkit.spec import ViTSpec
-from vitkit.weights.files.source import Header, Source
 from vitkit.weights.formats.format import (
     CLASS_TOKEN_ONLY,
     FIRST_PAPER,
@@ -56,6 +55,7 @@ from vitkit.weights.formats.infer_spec import (
     image_size,
 )
 from vitkit.weights.formats.key_table import KeyTransform, Table, TensorParts, row
+from vitkit.weights.tensor_file import Header, Source
 
 ARGUMENTS_KEY = "vit_pytorch"
 """Entry of the safetensors header with the constructor's arguments, JSON."""

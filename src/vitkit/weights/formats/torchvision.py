@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 from vitkit.spec import ViTSpec
-from vitkit.weights.files.source import Header, Source
 from vitkit.weights.formats.format import (
     CLASS_TOKEN_ONLY,
     FIRST_PAPER,
@@ -39,6 +38,7 @@ from vitkit.weights.formats.infer_spec import (
 )
 from vitkit.weights.formats.key_table import Table, row
 from vitkit.weights.formats.unwrapping import plain_head
+from vitkit.weights.tensor_file import Header, Source
 
 _THEIRS = "encoder.layers.encoder_layer_{i}."
 _OURS = "blocks.{i}."

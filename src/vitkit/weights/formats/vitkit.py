@@ -21,20 +21,20 @@ from torch import Tensor, nn
 
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter, replacing
-from vitkit.io.digests import tensor_digests
+from vitkit.io.caches import tensor_digests
 from vitkit.messages import plural
 from vitkit.spec import Preprocess
-from vitkit.weights.files.safetensors_file import safetensors_writer
-from vitkit.weights.files.source import Header, Source
-from vitkit.weights.formats.description import (
+from vitkit.weights.array_files import safetensors_writer
+from vitkit.weights.catalogue import with_assumption
+from vitkit.weights.checkpoint import tensor_shapes
+from vitkit.weights.formats.format import (
     METADATA_KEY,
     Description,
     model_description,
     read_description,
 )
 from vitkit.weights.formats.saved_model import as_saved, refuse_unusable, unwrapped
-from vitkit.weights.imagenet_classes import with_assumption
-from vitkit.weights.model_tensors import tensor_shapes
+from vitkit.weights.tensor_file import Header, Source
 
 OWN_VERSION = 1
 """Version of the format, written into every file."""

@@ -1,0 +1,220 @@
+"""Images among the arguments of a verb: which files they are, and which cannot be used."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from vitkit.data.images.integrity import IMAGE_ENDINGS
+from vitkit.errors import CheckpointError, DataError, ImageError
+from vitkit.io.results import FileId, ResultKind, file_id, refused_input
+from vitkit.messages import plural, progress_bar
+from vitkit.prediction.find import STDIN, find_images
+from vitkit.prediction.image_list import ImageList
+from vitkit.prediction.images import FoundImage
+
+ImageOutput = TypeVar("ImageOutput")
+
+
+def find_arguments(
+    arguments: Iterable[str],
+    *,
+    split: str | None = None,
+    data_root: str | None = None,
+    strict: bool = False,
+) -> ImageList:
+    """Find the images that arguments name, as `vitkit.find_images`; print its warnings.
+
+    `-` stands for paths on the standard input. A missing image among others is found, and broken,
+    unless `strict`.
+
+    Args:
+        arguments: the names.
+        split: as for `find_images`.
+        data_root: as for `find_images`.
+        strict: a missing image among others ends the command.
+
+    Raises:
+        DataError: nothing found, or a standard input that no paths can come from.
+    """
+    names = list(arguments)
+    images = find_images(
+        *names,
+        split=split,
+        data_root=data_root,
+        stdin=_open_stdin() if STDIN in names else None,
+        missing_ok=not strict,
+    )
+    for warning in images.warnings:
+        sys.stderr.write(f"vitkit: {warning}\n")
+    return images
+
+
+def _open_stdin() -> int:
+    """Return the file descriptor of the standard input.
+
+    Raises:
+        DataError: it is closed, or a terminal.
+    """
+    try:
+        descriptor = sys.stdin.fileno()
+        is_terminal = os.isatty(descriptor)
+        os.fstat(descriptor)
+    except (AttributeError, OSError, ValueError):  # it is None where the shell has closed it
+        raise DataError(
+            "-: the standard input is closed; send paths to it, one per line, or name the images"
+        ) from None
+    if is_terminal:
+        raise DataError(
+            "-: the standard input is a terminal; send paths to it, one per line, such as: "
+            "find photos -name '*.jpg' | vitkit ..."
+        )
+    return descriptor
+
+
+def files_of_checkpoint(checkpoint: str) -> list[Path]:
+    """Return the files that a checkpoint may consist of and that an output could be named like."""
+    path = Path(checkpoint)
+    return [path, path / "model.npz"]
+
+
+def files_of_data(
+    data: str, output: Path, kind: ResultKind, *, data_root: str | None = None
+) -> Iterator[Path]:
+    """Yield the files of DATA that an existing output could be, for `check_outputs`.
+
+    Args:
+        data: as for `open_dataset`.
+        output: the existing file. Inside the folder DATA it counts as a part of the data, unless
+            it is an earlier result.
+        kind: kind of the output.
+        data_root: as for `open_dataset`.
+    """
+    source = Path(os.path.expanduser(data))  # as `open_dataset` reads it
+    yield source
+    if kind.is_result(output) or not os.path.exists(source):
+        return
+    folder = output.parent.resolve()
+    if source.resolve() in (folder, *folder.parents):
+        yield output
+    # a list, or a link in the folder, may name images anywhere
+    if output.suffix.lower() in IMAGE_ENDINGS:
+        # imported here: --help waits for no data source
+        from vitkit.data.sources.open import open_dataset
+
+        dataset = open_dataset(
+            data, data_root=data_root, ignore_extra_classes=True, follow_links=True
+        )
+        for split in dataset.splits.values():
+            if (files := split.original().files()) is not None:
+                yield from map(Path, files)
+
+
+def refuse_images_first(verb: str, checkpoint: str, others: str) -> None:
+    """Raise `CheckpointError` if images are named in the place of the checkpoint.
+
+    Args:
+        verb: the command.
+        checkpoint: its first argument.
+        others: the name of its second argument, such as IMAGES.
+    """
+    path = Path(checkpoint)
+    if path.suffix.lower() in IMAGE_ENDINGS and os.path.isfile(path):
+        kind = "an image"
+    elif os.path.isdir(path) and _is_image_folder(path):
+        kind = "an image folder"
+    else:
+        return
+    raise CheckpointError(
+        f"{path} is {kind}; the checkpoint comes first: vitkit {verb} CHECKPOINT {others}"
+    )
+
+
+def _is_image_folder(folder: Path) -> bool:
+    """Return True for a folder with images, and no file of a run or a checkpoint."""
+    # a checkpoint may have a folder of example images, and a run its plots
+    checkpoints = ("config.yaml", "config.json", "weights", "*/config.yaml", "*/*/config.yaml")
+    endings = ("*.safetensors", "*.npz", "*.pth", "*.pth.tar", "*.pt", "*.bin", "*.ckpt")
+    if any(True for pattern in (*checkpoints, *endings) for _ in folder.glob(pattern)):
+        return False
+    # *.jpg, <class>/*.jpg or train/<class>/*.jpg
+    inside = itertools.chain.from_iterable(map(folder.glob, ("*", "*/*", "*/*/*")))
+    return any(path.suffix.lower() in IMAGE_ENDINGS for path in inside)
+
+
+class StreamedImages:
+    """Found images that are read once, with their outputs; broken ones are named and counted.
+
+    A predictor iterates over them; only those without an output yet are kept.
+
+    Args:
+        images: the found images.
+        strict: stop at the first broken image.
+        outputs: flag -> the file that it names, which will be written; an image that is one of them
+            is refused, also where its path comes from a stream.
+    """
+
+    def __init__(
+        self, images: ImageList, *, strict: bool, outputs: Mapping[str, Path | None]
+    ) -> None:
+        self.total = images.total
+        self.strict = strict
+        self.count = 0
+        self.broken = 0
+        self._images = images
+        self._sent: deque[FoundImage] = deque()
+        self._outputs: dict[FileId, tuple[Path, str]] = {}
+        for flag, path in outputs.items():
+            if path is not None and (identity := file_id(path)):
+                self._outputs[identity] = (path, flag)
+
+    def __iter__(self) -> Iterator[FoundImage]:
+        for image in self._images:
+            if self._outputs and (identity := file_id(Path(image.name))) in self._outputs:
+                raise refused_input(*self._outputs[identity])
+            self._sent.append(image)
+            yield image
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if the next image comes from a stream that has not sent its path yet."""
+        return self._images.is_waiting
+
+    def with_outputs(
+        self, outputs: Iterable[ImageOutput | ImageError]
+    ) -> Iterator[tuple[FoundImage, ImageOutput]]:
+        """Yield the images that could be used with their outputs.
+
+        Raises:
+            ImageError: a broken image, if `strict`, or if it is the only one.
+            DataError: none of them could be used.
+        """
+        with progress_bar(self.total) as advance:
+            for output in outputs:
+                image = self._sent.popleft()
+                advance(1)
+                self.count += 1
+                if not isinstance(output, ImageError):
+                    yield image, output
+                    continue
+                # the error of a single image is the error of the command
+                if self.strict or self.total == 1:
+                    raise output
+                sys.stderr.write(f"vitkit: {output}\n")
+                self.broken += 1
+        # otherwise the outputs would be an empty file
+        if self.broken == self.count:
+            raise DataError("none of the images could be used; the reasons are above")
+
+    def refuse_broken(self) -> None:
+        """Raise `DataError` if an image could not be used."""
+        if self.broken:
+            raise DataError(
+                f"{self.broken:,} of {plural(self.count, 'image')} could not be used, for the "
+                "reasons above; the others were processed"
+            )

@@ -1,1 +1,0 @@
-"""Parsing of the command line: the arguments of each verb, and errors in one line."""

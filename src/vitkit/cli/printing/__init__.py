@@ -1,1 +1,0 @@
-"""Text that the verbs print: columns, help, and what to do next."""

@@ -1,0 +1,485 @@
+"""Datasets passed as Python objects: arrays, pairs, torch's map-style datasets, `datasets`."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int, Int64, UInt8
+
+from vitkit.data.datasets.build import POOL, assemble
+from vitkit.data.datasets.dataset import (
+    SPLIT_WORDS,
+    ArraySplit,
+    Dataset,
+    FileSplit,
+    array_digests,
+    numbered_path,
+)
+from vitkit.data.datasets.pixel_cache import file_digests
+from vitkit.data.datasets.split import Split
+from vitkit.data.images.read import FILE_BYTES, PATH, as_array, as_bytes, as_pixels, kind_of
+from vitkit.data.sources.object_items import (
+    Label,
+    MapStyle,
+    ObjectPart,
+    as_label,
+    image_and_label,
+    is_hub_dataset,
+    is_unlabelled,
+    read_hub_dataset,
+)
+from vitkit.errors import DataError
+from vitkit.io.results import MEMORY_PREFIX, find_given, given, is_given
+from vitkit.messages import did_you_mean, progress_bar
+
+# Open datasets that are Python objects, and keep them while a run is made of them.
+
+ACCEPTED = (
+    "a path or a name, (images, labels) as arrays, a list of (path, label) or (image, label), a "
+    "map-style torch Dataset, a datasets.Dataset, or a dict of these by split"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class ObjectData:
+    """A dataset object whose items were read once: labels and digests, by split.
+
+    Attributes:
+        name: how it was given, such as `arrays`, or the name of its class.
+        parts: by split, or all of it as `POOL`.
+        classes: the names of the class numbers, where they are known.
+        notes: lines for the user.
+    """
+
+    name: str
+    parts: Mapping[str, ObjectPart]
+    classes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def address(self) -> str:
+        """Its name in the settings: how it was given, and a digest of its content."""
+        digest = hashlib.sha256(repr(self.classes).encode())
+        for split, part in self.parts.items():
+            digest.update(repr((split, part.labels)).encode())
+            digest.update(part.digests.tobytes())
+        return f"{MEMORY_PREFIX}{self.name}-{digest.hexdigest()[:8]}"
+
+    @property
+    def class_names(self) -> set[str]:
+        """The labels as text."""
+        return {str(label) for part in self.parts.values() for label in part.labels}
+
+    @property
+    def is_numbered(self) -> bool:
+        """True if all labels are class numbers and nothing names them."""
+        return not self.classes and all(
+            isinstance(label, int) for part in self.parts.values() for label in part.labels
+        )
+
+    def as_split(self, split: str) -> ObjectData:
+        """Return images that belong to no split as one; an object with splits as it is."""
+        # Data to evaluate are one split: they must not be divided into three.
+        if set(self.parts) != {POOL}:
+            return self
+        return replace(self, parts={split: self.parts[POOL]})
+
+    def open(self, *, ignore_extra_classes: bool = False) -> Dataset:
+        """Return the dataset; images without a split are divided 70/10/20.
+
+        Raises:
+            DataError: labels outside of the classes, or as `build.assemble`.
+        """
+        notes = [*self.notes, *(note for part in self.parts.values() for note in part.notes)]
+        return assemble(
+            self.name,
+            self.name,
+            {split: part.named(self.classes) for split, part in self.parts.items()},
+            classes=self.classes,
+            ignore_extra_classes=ignore_extra_classes,
+            notes=notes,
+        )
+
+
+def read_object(data: object, classes: Sequence[str] = ()) -> ObjectData:
+    """Read a dataset object once: the label and the digest of every item.
+
+    Args:
+        data: one of the kinds that `open_dataset` lists.
+        classes: names of the class numbers; those of the object itself where absent.
+
+    Raises:
+        DataError: an object of another kind; items that cannot be used, by index; or classes that
+            are no list of different names.
+    """
+    # A string is a sequence, too: its letters would be taken for class names.
+    if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
+        raise DataError(f"classes = {classes!r}: expected a list of names such as ['cat', 'dog']")
+    notes: list[str] = []
+    parts = _splits(data, notes) if isinstance(data, Mapping) else {POOL: _part(data, _name(data))}
+    names = dict.fromkeys(part.kind for part in parts.values())
+    found = dict.fromkeys(part.classes for part in parts.values() if part.classes)
+    if len(found) > 1 and not classes:
+        one, other = [*found][:2]
+        raise DataError(f"the splits have other classes: {one} and {other}; expected the same")
+    known = tuple(classes) or next(iter(found), ())
+    name = "-".join(names)
+    # images are matched by the name of their class, so two numbers would become one class
+    repeated = [known_name for known_name, count in Counter(known).items() if count > 1]
+    if repeated:
+        raise DataError(
+            f"{name}: the class name {repeated[0]!r} occurs twice; give each class its own name"
+        )
+    return ObjectData(name, parts, known, tuple(notes))
+
+
+def _splits(data: Mapping[Any, Any], notes: list[str]) -> dict[str, ObjectPart]:
+    """Return the parts of a dict of splits; add a line to `notes` where one is left out."""
+    parts: dict[str, ObjectPart] = {}
+    for key, value in data.items():
+        split = SPLIT_WORDS.get(str(key).lower())
+        if split is None:
+            near = did_you_mean(str(key), SPLIT_WORDS)
+            raise DataError(f"there is no split {key!r}{near}; expected train, val or test")
+        if split in parts:
+            raise DataError(f"two entries of the dict are the split {split}; keep one")
+        if isinstance(value, Mapping):
+            raise DataError(f"the split {key!r} is a dict; expected {ACCEPTED}")
+        origin = f"{_name(value)}/{split}"
+        # benchmarks may publish test images without labels; the other splits are complete
+        may_lack = split == "test" and len(data) > 1 and is_hub_dataset(value)
+        if may_lack and is_unlabelled(value, origin):
+            notes.append("test has no labels and is left out")
+            continue
+        parts[split] = _part(value, origin)
+    if not parts:
+        raise DataError("the dict of splits is empty; expected train, val or test")
+    return parts
+
+
+def _name(data: object) -> str:
+    """Return the name of an object for messages and addresses."""
+    if is_arrays(data):
+        return "arrays"
+    if is_pairs(data):
+        return "pairs"
+    if is_hub_dataset(data):
+        return "datasets"
+    if isinstance(data, list | tuple):
+        return "items"
+    # a class of a notebook may have any name, and the name becomes part of a folder's
+    return re.sub(r"\W+", "-", type(data).__name__)
+
+
+def _part(data: Any, origin: str) -> ObjectPart:
+    """Read the images of one split."""
+    if is_arrays(data):
+        images, labels = data
+        return read_arrays(images, labels, origin)
+    if is_pairs(data):
+        return read_pairs(data, origin)
+    if is_hub_dataset(data):
+        return read_hub_dataset(data, origin)
+    _refuse_other_kinds(data)
+    split, labels, notes = read_items(data, origin)
+    return ObjectPart(_name(data), split, labels, split.digests, _classes_of(data), tuple(notes))
+
+
+def _classes_of(data: object) -> tuple[str, ...]:
+    """Return the class names that a dataset has as `classes`, as torchvision's do; or none."""
+    # for a `Subset`, as of `random_split`, the classes of the whole dataset
+    while not hasattr(data, "classes") and hasattr(data, "dataset"):
+        data = data.dataset
+    own = getattr(data, "classes", ())
+    is_names = isinstance(own, list | tuple) and all(isinstance(name, str) for name in own)
+    return tuple(own) if is_names else ()
+
+
+def _refuse_other_kinds(data: object) -> None:
+    """Raise `DataError` for objects without indexed items: streams, loaders, bare arrays."""
+    # By their attributes: neither torch nor pandas is imported for this.
+    kind = type(data).__name__
+    if hasattr(data, "batch_sampler") and hasattr(data, "dataset"):
+        raise DataError(f"data is a {kind}; pass its dataset: {kind.lower()}.dataset")
+    if hasattr(data, "iloc"):
+        raise DataError(f"data is a {kind}; pass pairs: list(zip(table.path, table.label))")
+    if hasattr(data, "shape") and hasattr(data, "dtype"):
+        raise DataError(
+            f"data is one {kind} of the shape {tuple(data.shape)}; pass (images, labels)"
+        )
+    is_stream = hasattr(data, "__iter__") and not hasattr(data, "__getitem__")
+    if is_stream or any(base.__name__ == "IterableDataset" for base in type(data).__mro__):
+        raise DataError(
+            f"data is a {kind}, which can only be read in one order; pass list(data) where it fits "
+            "into memory, or write its images as WebDataset shards and pass wds:SHARDS.tar"
+        )
+    if isinstance(data, str | bytes) or not isinstance(data, MapStyle):
+        raise DataError(f"data is a {kind}; expected {ACCEPTED}")
+
+
+@contextmanager
+def kept(data: ObjectData | Dataset) -> Iterator[str]:
+    """Keep a dataset under an address while the block runs; yields the address."""
+    if isinstance(data, Dataset):
+        address = f"{MEMORY_PREFIX}{data.name}-{data.fingerprint[:8]}"
+    else:
+        address = data.address
+    with given({address: data}):
+        yield address
+
+
+def find_object(address: str) -> ObjectData | None:
+    """Return the object of an address; None for any other address, and for an opened dataset."""
+    data = find_given(address) if is_given(address) else None
+    return data if isinstance(data, ObjectData) else None
+
+
+def open_kept(address: str, *, ignore_extra_classes: bool = False) -> Dataset:
+    """Return the dataset of an address.
+
+    Raises:
+        DataError: the call did not pass it.
+    """
+    if not is_given(address):
+        raise DataError(
+            f"{address} stands for data that were passed from Python and are not stored; pass the "
+            "same object again: vitkit.train(data, resume=RUN), vitkit.evaluate(RUN, data)"
+        )
+    data = find_given(address)
+    if isinstance(data, Dataset):
+        return data
+    opened: Dataset = data.open(ignore_extra_classes=ignore_extra_classes)
+    return opened
+
+
+# Images and labels in two arrays, or paths and labels in pairs.
+
+
+def is_arrays(data: object) -> bool:
+    """Return True for (images, labels), the images an array or a tensor of all of them."""
+    return isinstance(data, tuple) and len(data) == 2 and len(getattr(data[0], "shape", ())) > 0
+
+
+def read_arrays(images: Any, labels: Any, origin: str) -> ObjectPart:
+    """Return the images of an array; arrays that are uint8 already are not copied.
+
+    Args:
+        images: an array (N, H, W), (N, H, W, 1) or (N, H, W, 3), or a tensor (N, H, W) or
+            (N, C, H, W); uint8 [0, 255], or float [0, 1], which is rounded to 8 bits.
+        labels: N class numbers or class names: an array, a tensor or a list.
+        origin: its name, for messages.
+
+    Raises:
+        DataError: arrays of other shapes, types or lengths.
+    """
+    pixels, expected = images, "(N, H, W), (N, H, W, 1) or (N, H, W, 3)"
+    if not isinstance(images, np.ndarray):
+        pixels, expected = as_array(images, origin), "(N, H, W), (N, 1, H, W) or (N, 3, H, W)"
+        if pixels.ndim == 4:
+            pixels = np.moveaxis(pixels, 1, -1)
+    if pixels.dtype == object:
+        raise DataError(
+            f"{origin}: an array of objects; for images of several sizes pass a list of (image, "
+            "label) instead"
+        )
+    if pixels.ndim == 3:
+        pixels = pixels[..., None]
+    if pixels.ndim != 4 or pixels.shape[-1] not in (1, 3):
+        raise DataError(f"{origin}: images of the shape {tuple(images.shape)}; expected {expected}")
+    if not pixels.size:
+        raise DataError(f"{origin} is empty: images of the shape {tuple(images.shape)}")
+    values = as_labels(labels, origin)
+    if len(values) != len(pixels):
+        raise DataError(
+            f"{origin}: {len(pixels):,} images and {len(values):,} labels; expected equally many"
+        )
+    notes: tuple[str, ...] = ()
+    if pixels.dtype != np.uint8:
+        notes = (f"{origin}: float images in [0, 1] are rounded to 8 bits",)
+        pixels = as_bytes(pixels, origin)
+    pixels = np.ascontiguousarray(pixels)
+    digests = np.frombuffer(b"".join(array_digests(pixels)), np.uint8).reshape(-1, 32)
+    split = ArraySplit(pixels, np.zeros(len(pixels), np.int64), origin)
+    return ObjectPart("arrays", split, values, digests, notes=notes)
+
+
+def as_labels(labels: Any, origin: str) -> list[Label]:
+    """Return the labels of N images as class numbers or names.
+
+    Args:
+        labels: an array, a tensor or a list (N,).
+        origin: the name of the images in messages.
+
+    Raises:
+        DataError: something else than one label for each image; the message has its index.
+    """
+    if hasattr(labels, "detach"):
+        labels = as_array(labels, origin)
+    try:
+        shape = np.shape(labels)
+    except ValueError as error:  # a list of lists of several lengths
+        raise DataError(
+            f"{origin}: the labels are not a list of one value per image: {error}"
+        ) from None
+    if len(shape) != 1:
+        raise DataError(
+            f"{origin}: labels of the shape {shape}; expected (N,), one class number per image; "
+            "for one-hot labels pass the argmax"
+        )
+    return [as_label(label, f"{origin}[{index}]") for index, label in enumerate(labels)]
+
+
+def is_pairs(data: object) -> bool:
+    """Return True for a list of (path, label)."""
+    if not isinstance(data, list | tuple) or not data:
+        return False
+    first = data[0]
+    return (
+        isinstance(first, list | tuple)
+        and len(first) == 2
+        and isinstance(first[0], str | os.PathLike)
+    )
+
+
+def read_pairs(pairs: Sequence[Any], origin: str) -> ObjectPart:
+    """Return the images of a list of (path, label); the files are read when they are needed.
+
+    Raises:
+        DataError: an entry that is no such pair; the message has its index.
+    """
+    paths: list[str] = []
+    labels: list[Label] = []
+    for index, pair in enumerate(pairs):
+        name = f"{origin}[{index}]"
+        is_pair = isinstance(pair, list | tuple) and len(pair) == 2
+        if not is_pair or not isinstance(pair[0], str | os.PathLike):
+            raise DataError(f"{name} is {pair!r:.80}; expected (path, label)")
+        paths.append(os.path.abspath(os.path.expanduser(pair[0])))
+        labels.append(as_label(pair[1], name))
+    try:
+        # names in messages are relative to the folder that all files are in
+        root = Path(os.path.commonpath([os.path.dirname(path) for path in paths]))
+    except ValueError:  # files on several drives
+        root = Path(os.path.abspath(os.sep))
+    split = FileSplit(paths, np.zeros(len(paths), np.int64), root)
+    return ObjectPart("pairs", split, labels, np.asarray(file_digests(paths)))
+
+
+# A split of a map-style dataset: every item is read once when it is opened, for its digest.
+
+ONE_AT_A_TIME = threading.Lock()
+"""Held while an item is read: torch's datasets are never called by two threads at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class ItemSplit(Split):
+    """Images of a map-style dataset, one item each."""
+
+    items: MapStyle
+    labels: Int64[np.ndarray, " N"]
+    """Class numbers (N,)."""
+    origin: str
+    """Name of the dataset, for messages."""
+    numbers: Int64[np.ndarray, " N"]
+    """Each image's index in `items`."""
+    digests: UInt8[np.ndarray, "M 32"]
+    """SHA-256 of each item's pixels (M items), as it was when the dataset was opened."""
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def in_memory(self) -> bool:
+        if not isinstance(self.items, list | tuple):
+            return False
+        # A list of paths or of files' bytes is decoded at every reading.
+        image, _ = image_and_label(self.items, 0, self.origin)
+        return kind_of(image) not in (PATH, FILE_BYTES)
+
+    def name(self, index: int) -> str:
+        return f"{self.origin}[{self.numbers[index]}]"
+
+    def path(self, index: int) -> str:
+        return numbered_path(self.origin, int(self.numbers[index]))
+
+    def read(self, index: int) -> UInt8[np.ndarray, "H W C"]:
+        number = int(self.numbers[index])
+        name = self.name(index)
+        with ONE_AT_A_TIME:
+            image, _ = image_and_label(self.items, number, name)
+        pixels = as_pixels(image, name)
+        # A run must read the images that were fingerprinted, or it could not be repeated.
+        if pixels_digest(pixels) != self.digests[number].tobytes():
+            raise DataError(
+                f"{name} is another image than when the data were opened; leave random changes "
+                "out of the dataset: training makes its own (flip, crop_scale, aa ...), and "
+                "transform=FUNCTION adds yours"
+            )
+        return pixels
+
+    def subset(self, indices: Int[np.ndarray, " M"]) -> ItemSplit:
+        return dataclasses.replace(self, labels=self.labels[indices], numbers=self.numbers[indices])
+
+    def relabelled(self, labels: Int64[np.ndarray, " N"]) -> ItemSplit:
+        return dataclasses.replace(self, labels=labels)
+
+
+def pixels_digest(pixels: UInt8[np.ndarray, "H W C"]) -> bytes:
+    """Return the SHA-256 of an image's shape and pixels."""
+    # 2 x 3 and 3 x 2 pixels may have the same bytes
+    digest = hashlib.sha256(repr(pixels.shape).encode())
+    digest.update(np.ascontiguousarray(pixels).data)
+    return digest.digest()
+
+
+def read_items(items: MapStyle, origin: str) -> tuple[ItemSplit, list[Label], list[str]]:
+    """Read every item once: its label, and the digest of its pixels.
+
+    Args:
+        items: the dataset.
+        origin: its name, for messages.
+
+    Returns:
+        The split, its class numbers all 0; the labels; and notes, a line each.
+
+    Raises:
+        DataError: no items; one that raises, has no image or no label, or is of another kind than
+            the first; the message has its index.
+    """
+    count = len(items)
+    if count == 0:
+        raise DataError(f"{origin} is empty: its length is 0")
+    digests = np.zeros((count, 32), np.uint8)
+    labels: list[Label] = []
+    first_kind = ""
+    with progress_bar(count, f"reading {origin}") as advance:
+        for index in range(count):
+            name = f"{origin}[{index}]"
+            image, label = image_and_label(items, index, name)
+            # Mixed kinds of images are a mistake: one of the two conventions would be misread.
+            kind = kind_of(image)
+            first_kind = first_kind or kind
+            if kind != first_kind:
+                raise DataError(
+                    f"{name} is {kind}, and {origin}[0] is {first_kind}; all items must be of one "
+                    "kind"
+                )
+            digests[index] = np.frombuffer(pixels_digest(as_pixels(image, name)), np.uint8)
+            labels.append(as_label(label, name))
+            advance(1)
+    notes = []
+    if " float" in first_kind:
+        notes.append(f"{origin}: float images in [0, 1] are rounded to 8 bits")
+    zeros = np.zeros(count, np.int64)
+    return ItemSplit(items, zeros, origin, np.arange(count), digests), labels, notes

@@ -1,1 +1,0 @@
-"""Datasets passed as Python objects: arrays, pairs, torch's map-style datasets, `datasets`."""

@@ -1,1 +1,0 @@
-"""Images in the columns of tables: Parquet files, and the Arrow files of `datasets`."""

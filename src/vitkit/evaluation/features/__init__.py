@@ -1,1 +1,0 @@
-"""Features of a frozen model, and classifiers that are fitted on them."""

@@ -1,1 +1,0 @@
-"""Measurements of what a model has learned: filters, positions, attention over depth."""

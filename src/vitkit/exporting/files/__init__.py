@@ -1,1 +1,0 @@
-"""The files of exported models: written, checked before a runtime opens them, and opened."""

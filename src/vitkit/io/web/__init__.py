@@ -1,1 +1,0 @@
-"""Files from the web: connections, resumable downloads, single images."""

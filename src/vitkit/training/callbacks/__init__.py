@@ -1,1 +1,0 @@
-"""Callbacks of a run, one per module."""

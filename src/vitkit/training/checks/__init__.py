@@ -1,1 +1,0 @@
-"""Checks of the settings, and defaults that follow from other settings."""

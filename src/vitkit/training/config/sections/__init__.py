@@ -1,1 +1,0 @@
-"""The sections of `TrainConfig`: settings that belong together, one class and one file each."""

@@ -1,1 +1,0 @@
-"""Defaults of settings that follow from the training images."""

@@ -1,1 +1,0 @@
-"""Several processes: launching them and splitting the model over them."""

@@ -1,0 +1,421 @@
+"""Defaults of settings that follow from the training images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vitkit.data.datasets.dataset import Dataset
+from vitkit.data.datasets.split import Split
+from vitkit.data.loading.batch import steps_of_epoch
+from vitkit.errors import SettingError
+from vitkit.frozen import field_names
+from vitkit.messages import plural
+from vitkit.training.config.data_settings import DEFAULT_MODEL
+from vitkit.training.config.meaning import Settings
+from vitkit.training.config.train_config import USUAL, RunConfig, TrainConfig, leaves_model_open
+from vitkit.training.recipes.presets import cifar10, cifar10_small, digits, fashion_mnist, finetune
+
+# Derive the open settings from the training images: model, batch size, epochs, rate.
+
+OF_OPTIMIZER = ("lr", "beta2")
+"""Settings that belong to the optimizer of a recipe."""
+OF_MODEL = ("model", "spec", "fit")
+"""Settings without a default, which are chosen with the model."""
+
+
+def chooses_model(config: TrainConfig) -> bool:
+    """Return whether the model follows from the data.
+
+    A student's does not: it gets the images as its teacher does.
+    """
+    return leaves_model_open(config) and config.probe is None and config.teacher is None
+
+
+def decide_settings(
+    config: TrainConfig, dataset: Dataset, processes: int = 1
+) -> tuple[RunConfig, str]:
+    """Derive the open settings; a pure function of settings and data.
+
+    What a setting, a recipe or a stopped run names is never changed.
+
+    Args:
+        config: the settings.
+        dataset: with its training images.
+        processes: processes that share each batch.
+
+    Returns:
+        All settings, and at most one line: what was chosen, and what may be better.
+
+    Raises:
+        SettingError: an image size that no model for these images has.
+    """
+    train = dataset.splits["train"]
+    model = _model_settings(config, train)
+    settings = USUAL | model
+    # config.yaml names the model even where the default one is taken
+    if config.pretrained is None:
+        settings.setdefault("model", DEFAULT_MODEL)
+    else:
+        settings["lr"] = finetune()["lr"]
+        settings["batch_size"] = finetune()["batch_size"]
+    if config.probe is None:
+        settings |= _steps(config, len(train), settings["batch_size"], model, processes)
+    elif config.epochs is not None:  # a probe makes no steps
+        settings["warmup_epochs"] = default_warmup(config.epochs)
+    if config.opt is not None and config.opt != settings["opt"]:
+        settings |= {name: USUAL[name] for name in OF_OPTIMIZER}
+    decided = RunConfig(**settings | _given(config, settings))
+    return decided, _describe(config, decided, len(train))
+
+
+def _given(config: TrainConfig, decided: Settings) -> dict[str, Any]:
+    """Return the settings that are not left open.
+
+    Args:
+        config: the settings.
+        decided: the settings that those left open get.
+    """
+    given = {}
+    for name in field_names(TrainConfig):
+        value = getattr(config, name)
+        is_open = value is None and name in USUAL
+        # a chosen spec includes the given fields already
+        follows = name in decided and (name == "spec" or (name in OF_MODEL and not value))
+        if not is_open and not follows:
+            given[name] = value
+    return given
+
+
+def _model_settings(config: TrainConfig, train: Split) -> Settings:
+    """Return the model for the training images, with its rate and augmentation, if it is open."""
+    if not chooses_model(config):
+        return {}
+    statistics = ImageStatistics.of(train)
+    size = default_size(len(train), statistics)
+    if size is None:
+        return {}
+    named = config.spec.get("image_size")
+    side = config.img_size or (named if isinstance(named, int) else None)
+    recipe = scratch_settings(size, statistics, side=side)
+    names = [*USUAL, "model", "spec"]
+    # crops of a part of the image are the user's choice
+    if config.fit is None and config.crop_ratio is None:
+        names.append("fit")
+    settings = {name: recipe[name] for name in names if name in recipe}
+    if config.mean is not None:
+        settings["spec"] |= {"in_channels": len(config.mean)}
+    settings["spec"] |= config.spec
+    # shards of a matrix cannot be made orthogonal
+    if config.parallel == "fsdp" and settings.get("opt") not in (None, USUAL["opt"]):
+        settings |= {name: USUAL[name] for name in ("opt", *OF_OPTIMIZER)}
+    return settings
+
+
+def _steps(
+    config: TrainConfig, images: int, most: int, model: Settings, processes: int
+) -> Settings:
+    """Return the settings of the steps; those that are given are taken into account."""
+    batch_size = config.batch_size or default_batch_size(config, images, most, processes)
+    last_batch = config.last_batch or ("drop" if config.batch_size else "fill")
+    epochs = config.epochs or default_epochs(
+        config, images, batch_size, fill=last_batch == "fill", scratch=bool(model)
+    )
+    return {
+        "batch_size": batch_size,
+        "last_batch": last_batch,
+        "epochs": epochs,
+        "warmup_epochs": default_warmup(epochs),
+    }
+
+
+def _describe(config: TrainConfig, decided: RunConfig, images: int) -> str:
+    """Return a line on the chosen settings and better alternatives; empty if none was chosen."""
+    if config.probe is not None:
+        return ""
+    parts = []
+    advice = ""
+    if chooses_model(config) and decided.spec:
+        spec = decided.spec
+        side = config.img_size or spec["image_size"]
+        if isinstance(side, list | tuple):  # height and width
+            side = " x ".join(map(str, side))
+        # the spec is checked later: its depth may be any value here
+        blocks = "1 block" if spec["depth"] == 1 else f"{spec['depth']} blocks"
+        parts.append(f"a ViT of width {spec['width']} with {blocks} at {side} px")
+        advice = (
+            "; --auto also tries simpler models, and --pretrained WEIGHTS is usually far better"
+        )
+    elif config.pretrained is not None and config.recipe is None:
+        advice = "; --recipe finetune has further settings for trained weights"
+    if config.batch_size is None:
+        parts.append(f"batch {decided.batch_size}")
+    if config.epochs is None:
+        parts.append(plural(decided.epochs, "epoch"))
+    if not parts:  # all settings were given
+        return ""
+    if config.lr is None:
+        parts.append(f"lr {decided.lr:g}")
+    return f"chosen for {plural(images, 'training image')}: {', '.join(parts)}{advice}"
+
+
+SAMPLE = 64
+"""Images in the sample, evenly spaced over the training split."""
+LARGEST = 64
+"""Side to which larger images are resized, in pixels: from scratch, more epochs gain more."""
+SMALLEST_PATCH = 4
+"""On images of 8 pixels, patches of 4 are far better than patches of 2 (the recipe `digits`)."""
+FEWEST_PATCHES, SIDE_OF_MANY = 3, 12
+"""Patches in a row of a larger image, at least, and the side from which an image is larger."""
+MANY = 100_000
+"""Images larger than `LARGEST` from which a model at their own resolution learns more."""
+FINE = 28
+"""Largest side for a grid of 4 x 4 patches (the recipe `fashion-mnist`); above it, 8 x 8."""
+
+
+@dataclass(frozen=True)
+class ImageStatistics:
+    """Statistics of a sample of the training images.
+
+    Attributes:
+        side: median of the shorter sides, in pixels.
+        uniform: True if all images are squares of one size, as in MNIST: centred and cropped by the
+            authors of the dataset.
+        colour: True if any image has colour.
+    """
+
+    side: int
+    uniform: bool
+    colour: bool
+
+    @classmethod
+    def of(cls, split: Split) -> ImageStatistics:
+        """Compute the statistics of a split, of the first images where it is on a server.
+
+        Raises:
+            ImageError: one of them cannot be read.
+        """
+        last = len(split) - 1
+        if split.is_remote:  # from the first shards, as each one is a download
+            last = min(last, SAMPLE - 1)
+        indices = np.unique(np.linspace(0, last, SAMPLE).astype(int))
+        # Decoded, as the header does not tell grey images from colour.
+        images = [split.read(int(index)) for index in indices]
+        sizes = {image.shape[:2] for image in images}
+        return cls(
+            side=int(np.median([min(image.shape[:2]) for image in images])),
+            uniform=len(sizes) == 1 and all(height == width for height, width in sizes),
+            # A grey image that is stored in colour has equal channels.
+            colour=any((image != image[..., :1]).any() for image in images),
+        )
+
+    @property
+    def _shifted(self) -> bool:
+        return self.uniform and self.side <= LARGEST
+
+    def augmentation(self, side: int) -> Settings:
+        """Return the augmentation of training images that a model gets at `side` pixels.
+
+        Grey images are often signs (digits, letters, scans), whose meaning a flip would change.
+        Uniform images that are not larger than a model from scratch gets them are shifted, as in
+        the recipes for them; photographs are cropped.
+        """
+        flip, part_shifted = 0.0, 14
+        if self.colour:
+            flip, part_shifted = 0.5, 8
+        if self._shifted:
+            shift = max(1, side // part_shifted)
+            return {"flip": flip, "shift": shift, "crop_scale": 1.0}
+        return {"flip": flip, "shift": 0, "crop_scale": 0.35}
+
+    def describe(self) -> str:
+        """Return the statistics and the augmentation in one line."""
+        kind, flips = "grey", "no flips, as grey images are often signs"
+        if self.colour:
+            kind, flips = "colour", "flips"
+        sizes, change = "of several sizes or shapes", "random crops"
+        if self.uniform:
+            sizes = "all of the same size"
+        if self._shifted:
+            change = "shifts"
+        return f"images: {kind}, {self.side} px, {sizes}; augmentation: {change}, {flips}"
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """A size of a model from scratch, and the conditions under which it is used.
+
+    Attributes:
+        settings: recipe with this size and its optimizer.
+        images: smallest number of training images.
+        epochs: epochs that must fit into the time; on small data they decide the accuracy.
+    """
+
+    settings: Callable[[], Settings]
+    images: int
+    epochs: int
+
+
+SIZES = (
+    ModelSize(cifar10, images=30_000, epochs=100),
+    ModelSize(cifar10_small, images=30_000, epochs=20),
+    ModelSize(fashion_mnist, images=10_000, epochs=10),
+    ModelSize(digits, images=0, epochs=0),
+)
+"""From large to small: 2.7, 0.8, 0.23 and 0.14 million parameters. The first that fits is used."""
+
+
+def default_size(images: int, statistics: ImageStatistics) -> ModelSize | None:
+    """Return the size of a model for so many images, which two cores can train.
+
+    Args:
+        images: training images.
+        statistics: statistics of these images.
+
+    Returns:
+        The size; `None` where a preset at its own resolution learns more.
+    """
+    if images >= MANY and statistics.side > LARGEST:
+        return None
+    # the largest one is for a GPU
+    return next(size for size in SIZES[1:] if size.images <= images)
+
+
+def scratch_settings(
+    size: ModelSize, statistics: ImageStatistics, side: int | None = None
+) -> Settings:
+    """Adapt a recipe to images of another size, with an augmentation for them.
+
+    Args:
+        size: size of the model.
+        statistics: statistics of the training images.
+        side: side of the model's images, in pixels; default that of the images, up to `LARGEST`.
+
+    Raises:
+        SettingError: a side that only patches of more than a third of it divide.
+    """
+    # A multiple of 4, so that patches of 4 fit.
+    side = side or max(8, min(statistics.side, LARGEST) // 4 * 4)
+    patch_size = _patch_size(side)
+    if side >= SIDE_OF_MANY and side // patch_size < FEWEST_PATCHES:
+        raise SettingError(
+            f"--img-size {side}: only patches of {patch_size} pixels divide it, too few for a "
+            f"model; pass a size that smaller ones divide, such as {_divisible_side(side)}"
+        )
+    recipe = size.settings()
+    # The recipe's normalisation belongs to its dataset.
+    settings = {name: v for name, v in recipe.items() if name not in ("mean", "std", "fit")}
+    settings |= statistics.augmentation(side)
+    if statistics.uniform:
+        # Images of one square size: nothing is cut off, nothing is stretched.
+        settings["fit"] = "squash"
+    settings["spec"] = recipe["spec"] | {
+        "image_size": side,
+        "patch_size": patch_size,
+        "in_channels": 3 if statistics.colour else 1,
+    }
+    return settings
+
+
+def _patch_size(side: int) -> int:
+    """Return the smallest patch that divides the side and gives a grid of 4 or 8 at most."""
+    for patch in range(min(SMALLEST_PATCH, side), side):
+        if side % patch == 0 and side // patch <= _most_patches(side):
+            return patch
+    return side
+
+
+def _divisible_side(side: int) -> int:
+    """Return the nearest side with 3 patches in a row or more."""
+    step = _most_patches(side)
+    return round(side / step) * step
+
+
+def _most_patches(side: int) -> int:
+    """Return the most patches in a row of an image."""
+    return 4 if side <= FINE else 8
+
+
+# Batch size, epochs and warm-up that follow from the number of training images.
+
+MIN_STEPS = 8
+"""Steps of an epoch that a batch size must leave."""
+STEPS, SCRATCH_STEPS = 500, 2_000
+"""Least optimizer steps: of a named model, and of a small one from random weights.
+
+The first is what AugReg (arXiv 2106.10270) fine-tunes with on small data. The second is not tuned:
+`benchmarks/first_try.py` measures what it reaches."""
+SCRATCH_IMAGES = 200_000
+"""Most images in these steps for the small model, to limit the time on a few cores."""
+FEWEST_EPOCHS, FINETUNE_EPOCHS, MOST_EPOCHS = 10, 20, 300
+"""More epochs than the last gained little in the papers on small data."""
+WARMUP = 1 / 20
+"""Part of the epochs that is warm-up; at least one epoch, and a tenth of a run of one epoch."""
+
+
+def limit_batch_size(images: int, batch_size: int) -> int:
+    """Lower a batch size to a power of two with which an epoch has `MIN_STEPS` steps.
+
+    Args:
+        images: images of an epoch.
+        batch_size: the upper limit.
+    """
+    most = max(MIN_STEPS, images // MIN_STEPS)
+    power_of_two = 1 << most.bit_length() - 1
+    return min(batch_size, power_of_two, images)
+
+
+def default_batch_size(config: TrainConfig, images: int, most: int, processes: int) -> int:
+    """Return the batch size for a number of images that the other settings allow.
+
+    Args:
+        config: the settings.
+        images: training images.
+        most: the upper limit, unless other settings need more.
+        processes: processes that share each batch.
+    """
+    # every process has as many images in each micro-batch as any other
+    shares = config.grad_accum_steps * processes
+    fewest = shares
+    if config.mixup > 0 or config.cutmix > 0:  # an image is mixed with another one of its part
+        fewest = 2 * shares
+    batch_size = max(limit_batch_size(images, most) // shares * shares, fewest)
+    if 1 < batch_size <= config.repeated_aug:  # the views of one image must not fill a batch
+        batch_size = (config.repeated_aug // shares + 1) * shares
+    return batch_size
+
+
+def default_epochs(
+    config: TrainConfig, images: int, batch_size: int, *, fill: bool, scratch: bool
+) -> int:
+    """Return the epochs that make enough optimizer steps.
+
+    Args:
+        config: the settings.
+        images: training images.
+        batch_size: images of a step.
+        fill: whether the last batch of an epoch is filled.
+        scratch: whether the model is a small one, chosen by the data.
+    """
+    steps = max(1, steps_of_epoch(images, batch_size, fill=fill))
+    fewest = FEWEST_EPOCHS if config.pretrained is None else FINETUNE_EPOCHS
+    enough = math.ceil(STEPS / steps)
+    if scratch:
+        enough = math.ceil(min(SCRATCH_STEPS / steps, SCRATCH_IMAGES / images))
+    epochs = min(max(enough, fewest), MOST_EPOCHS)
+    # neither --max-steps nor the last size of --progressive may come after the end
+    return max(epochs, math.ceil((config.max_steps or 0) / steps), len(config.progressive))
+
+
+def limit_warmup(warmup: float, epochs: int) -> float:
+    """Lower a warm-up, in epochs, to at most a tenth of a run of so many epochs."""
+    return min(warmup, epochs / 10)
+
+
+def default_warmup(epochs: int) -> float:
+    """Return the epochs of warm-up of a run, whether its epochs are given or not."""
+    return max(1.0, epochs * WARMUP) if epochs > 1 else epochs / 10

@@ -1,1 +1,0 @@
-"""Auto-tuning before training: precision, torch.compile, batch size and learning rate."""

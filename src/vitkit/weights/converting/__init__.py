@@ -1,1 +1,0 @@
-"""Writing a model in another format: folding, resizing, files, verification."""

@@ -1,1 +1,0 @@
-"""Files of weights on disk: opened lazily; pickles and archives are checked before use."""

@@ -1,1 +1,0 @@
-"""Folders of Hugging Face transformers: ViT, DeiT, DINOv2."""

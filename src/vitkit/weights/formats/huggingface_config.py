@@ -1,0 +1,491 @@
+"""transformers' `config.json` and `preprocessor_config.json`, read and written."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from vitkit.errors import CheckpointError
+from vitkit.spec import Preprocess, ViTSpec
+from vitkit.weights.formats.infer_spec import HALF_MEAN, IMAGENET_MEAN
+
+HF_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "swish": "silu",
+}
+"""Their name of an activation -> ours; the first that means ours is the one written."""
+_CROPPED = IMAGENET_MEAN.replace(interpolation="bicubic", crop_ratio=0.875)
+
+
+class ModelFamily(NamedTuple):
+    """The classes of one model type.
+
+    Attributes:
+        name: start of the names of its classes.
+        norm_eps: the default of its config.
+        resampling: resampling of positions for another grid.
+        preprocess: preprocessing of its published models.
+    """
+
+    name: str
+    norm_eps: float
+    resampling: str
+    preprocess: Preprocess
+
+
+FAMILIES = {
+    "vit": ModelFamily(
+        "ViT", 1e-12, "bicubic", HALF_MEAN.replace(interpolation="bilinear", fit="squash")
+    ),
+    "deit": ModelFamily("DeiT", 1e-12, "bicubic", _CROPPED),
+    "dinov2": ModelFamily("Dinov2", 1e-6, "bicubic", _CROPPED),
+    "dinov2_with_registers": ModelFamily(
+        "Dinov2WithRegisters", 1e-6, "bicubic_antialias", _CROPPED
+    ),
+}
+"""By `model_type`, which is also the prefix of the names of a task model's tensors."""
+
+
+@dataclass(frozen=True)
+class HfConfig:
+    """The contents of a `config.json`.
+
+    Attributes:
+        exists: False where there is none; all else is empty then.
+        fields: fields of `ViTSpec`.
+        architecture: the class that wrote the file, or empty.
+        names: number of a class -> its name.
+        sizes: fields that shapes decide, as the file states them.
+        pooler_act: the function after the pooler, which only models without a head read.
+    """
+
+    exists: bool = False
+    fields: dict[str, Any] = field(default_factory=dict)
+    architecture: str = ""
+    names: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    pooler_act: str = "tanh"
+
+
+_FIELDS = {
+    "num_attention_heads": "num_heads",
+    "layer_norm_eps": "norm_eps",
+    "image_size": "image_size",
+    "hidden_act": "activation",
+}
+_SIZES = {"hidden_size": "width", "num_hidden_layers": "depth", "intermediate_size": "mlp_width"}
+
+
+def read_hf_config(document: Mapping[str, Any] | None, family: str) -> HfConfig:
+    """Read a `config.json`, with spec fields under our names.
+
+    Args:
+        document: the JSON, or None where there is none.
+        family: a key of `FAMILIES`.
+
+    Raises:
+        CheckpointError: an activation that vitkit does not have.
+    """
+    if document is None:
+        return HfConfig()
+    # Entries that are not in the tables are decided by shapes, or change no output.
+    known_fields = dict(_FIELDS)
+    if family.startswith("dinov2"):
+        known_fields["layerscale_value"] = "layer_scale"
+    fields = _renamed_entries(document, known_fields)
+    if document.get("hidden_act", "gelu") not in HF_ACTIVATIONS:
+        known = ", ".join(HF_ACTIVATIONS)
+        raise CheckpointError(
+            f"config.json: hidden_act {document['hidden_act']!r} is none of {known}"
+        )
+    names = document.get("id2label") or {}
+    if not isinstance(names, Mapping):
+        raise CheckpointError("config.json: id2label must map numbers to names")
+    if "activation" in fields:
+        fields["activation"] = HF_ACTIVATIONS[fields["activation"]]
+    return HfConfig(
+        exists=True,
+        fields=fields,
+        architecture=str((document.get("architectures") or [""])[0]),
+        names=names,
+        sizes=_renamed_entries(document, _SIZES),
+        pooler_act=str(document.get("pooler_act", "tanh")),
+    )
+
+
+def _renamed_entries(
+    document: Mapping[str, Any], ours_by_theirs: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the entries of a document that are in a table, under our names."""
+    entries: dict[str, Any] = {}
+    for theirs, ours in ours_by_theirs.items():
+        if theirs in document:
+            entries[ours] = document[theirs]
+    return entries
+
+
+def hf_class_names(config: HfConfig, count: int) -> tuple[tuple[str, ...], list[str]]:
+    """Return the K names in the order of the logits, or none and a warning."""
+    names = {str(number): str(name) for number, name in config.names.items()}
+    # transformers names the classes LABEL_0, LABEL_1, ... where the user gave no names.
+    if count == 0 or all(name == f"LABEL_{number}" for number, name in names.items()):
+        return (), []
+    numbers = list(map(str, range(count)))
+    if set(names) != set(numbers):
+        return (), [
+            (
+                f"config.json names {len(names)} classes, the head has {count}; the names are left "
+                "out"
+            )
+        ]
+    return tuple(map(names.__getitem__, numbers)), []
+
+
+def config_warnings(
+    config: HfConfig, family: str, fields: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> list[str]:
+    """Return a line for each contradiction of `config.json`, and for each value nothing states.
+
+    Args:
+        config: the file.
+        family: a key of `FAMILIES`.
+        fields: inferred spec fields.
+        overrides: spec fields of the user.
+    """
+    lines: list[str] = []
+    for name, value in config.sizes.items():
+        if value != fields[name]:
+            lines.append(f"config.json has {name} {value}, the tensors {fields[name]}")
+    # Published ViT and DeiT were trained with 1e-6, but the class defaults to 1e-12.
+    eps = FAMILIES[family].norm_eps
+    if eps != 1e-6 and "norm_eps" not in {*config.fields, *overrides}:
+        lines.append(
+            f"norm_eps {eps:g} is transformers' default, as the file does not state it; weights "
+            "trained by Google or timm need norm_eps=1e-6"
+        )
+    if fields.get("distilled_readout") == "cls" and fields["num_classes"]:
+        lines.append("DeiTForImageClassification has no distillation head; head_dist is zero")
+    return lines
+
+
+def model_type(spec: ViTSpec) -> str:
+    """Return the `model_type` that computes a spec, a key of `FAMILIES`.
+
+    Raises:
+        CheckpointError: none does.
+    """
+    problem = _dinov2_problem(spec) if spec.layer_scale is not None else _vit_problem(spec)
+    if problem is None and spec.representation_width:
+        problem = _representation_problem(spec)
+    if problem is not None:
+        raise CheckpointError(f"no model of transformers has {problem}")
+    if spec.layer_scale is not None:
+        return "dinov2_with_registers" if spec.num_registers else "dinov2"
+    return "deit" if spec.distillation_token else "vit"
+
+
+def _dinov2_problem(spec: ViTSpec) -> str | None:
+    """Return the part of a spec that DINOv2's classes lack, or None."""
+    if spec.distillation_token:
+        return "a distillation token beside LayerScale"
+    if spec.num_classes and spec.pooling == "cls":
+        return (
+            "a head that reads the class token alone after LayerScale (pooling 'cls_mean' has one)"
+        )
+    if spec.representation_width:
+        return "a representation layer after LayerScale"
+    return None
+
+
+def _vit_problem(spec: ViTSpec) -> str | None:
+    """Return the part of a spec that the classes of ViT and DeiT lack, or None."""
+    if spec.num_registers:
+        return "register tokens without LayerScale"
+    if spec.pooling != "cls":
+        return f"pooling {spec.pooling!r} without LayerScale"
+    if spec.mlp != "plain":
+        return f"mlp {spec.mlp!r} without LayerScale"
+    return None
+
+
+def _representation_problem(spec: ViTSpec) -> str | None:
+    if spec.num_classes:
+        return "a head after a representation layer (num_classes=0 leaves the head out)"
+    if spec.distillation_token and spec.distilled_readout == "mean":
+        return "a representation layer on two tokens"
+    return None
+
+
+def hf_class(spec: ViTSpec) -> str:
+    """Return the name of the class that computes a spec.
+
+    Without a head it is a base model where one fits: a task model with no classes returns the input
+    of its head.
+    """
+    family = model_type(spec)
+    name = FAMILIES[family].name
+    # Their base models of DINOv2 give the class token; those of ViT and DeiT have a pooler.
+    pooled = spec.pooling == "cls_mean" or family in ("vit", "deit")
+    if spec.representation_width or not (spec.num_classes or pooled):
+        return f"{name}Model"
+    if spec.distillation_token and spec.distilled_readout == "mean":
+        return f"{name}ForImageClassificationWithTeacher"
+    return f"{name}ForImageClassification"
+
+
+def is_task_model(architecture: str) -> bool:
+    """Return True for a class that puts its family's name before its tensors' names."""
+    return "ForImageClassification" in architecture
+
+
+def config_json(spec: ViTSpec, classes: tuple[str, ...]) -> bytes:
+    """Return `config.json`, with every number written even where it is the default.
+
+    Raises:
+        CheckpointError: an MLP width or an oblong grid that DINOv2's classes cannot have.
+    """
+    family = model_type(spec)
+    names = classes or tuple(f"LABEL_{number}" for number in range(spec.num_classes))
+    # The gated MLP's function is fixed there, and its config has the plain one's.
+    activation = "gelu" if spec.mlp != "plain" else spec.activation
+    document: dict[str, Any] = {
+        "architectures": [hf_class(spec)],
+        "model_type": family,
+        "hidden_size": spec.width,
+        "num_hidden_layers": spec.depth,
+        "num_attention_heads": spec.num_heads,
+        "hidden_act": next(name for name, ours in HF_ACTIVATIONS.items() if ours == activation),
+        "layer_norm_eps": spec.norm_eps,
+        "image_size": _one_or_two(spec.image_size),
+        "patch_size": _one_or_two(spec.patch_size),
+        "num_channels": spec.in_channels,
+        "qkv_bias": bool(spec.qkv_bias),
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "id2label": {str(number): name for number, name in enumerate(names)},
+        "label2id": {name: number for number, name in enumerate(names)},
+    }
+    # ViT and DeiT state the width of the MLP, DINOv2 its ratio to the width of a token.
+    if family in ("vit", "deit"):
+        document |= {"intermediate_size": spec.mlp_width, "encoder_stride": spec.patch_size[0]}
+        if spec.representation_width:
+            document |= {"pooler_output_size": spec.representation_width, "pooler_act": "tanh"}
+        return json_bytes(document)
+    if spec.grid[0] != spec.grid[1]:
+        raise CheckpointError(f"{family} assumes a square grid, not {spec.grid}")
+    document |= {
+        "mlp_ratio": _mlp_ratio(spec),
+        "use_swiglu_ffn": spec.mlp != "plain",
+        "layerscale_value": spec.layer_scale,
+    }
+    if spec.num_registers:
+        document["num_register_tokens"] = spec.num_registers
+    else:
+        document["use_mask_token"] = True
+    return json_bytes(document)
+
+
+def _mlp_ratio(spec: ViTSpec) -> int:
+    """Return the whole number from which DINOv2's classes compute the MLP's width."""
+
+    def mlp_width(ratio: int) -> int:
+        hidden = spec.width * ratio
+        if spec.mlp == "plain":
+            return hidden
+        return (int(hidden * 2 / 3) + 7) // 8 * 8  # rounded up to a multiple of 8
+
+    # The ratio is a whole number in their config, so not every width can be stated.
+    for ratio in range(1, 2 * spec.mlp_width // spec.width + 2):
+        if mlp_width(ratio) == spec.mlp_width:
+            return ratio
+    raise CheckpointError(
+        f"DINOv2's classes have no mlp_width {spec.mlp_width} for width {spec.width}; they need "
+        f"a whole mlp_ratio, such as {mlp_width(4)} for 4"
+    )
+
+
+def _one_or_two(sides: tuple[int, int]) -> int | list[int]:
+    # As in published files: one number is a square.
+    if sides[0] == sides[1]:
+        return sides[0]
+    return list(sides)
+
+
+def json_bytes(document: Mapping[str, Any]) -> bytes:
+    """Return a document as transformers lays out its JSON files."""
+    return json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n"
+
+
+# transformers' `preprocessor_config.json`, read and written.
+
+PILLOW_FILTERS = {0: "nearest", 2: "bilinear", 3: "bicubic"}
+"""Pillow's numbers of resampling filters -> our names."""
+
+Sides = tuple[int, int]
+
+
+def read_preprocessor(
+    documents: Mapping[str, Mapping[str, Any]], family: str, size: Sides
+) -> tuple[Preprocess, set[str], list[str]]:
+    """Read the preprocessing of a folder.
+
+    Args:
+        documents: beside the weights; `preprocessor` may be among them.
+        family: a key of `FAMILIES`, for values that are not stated.
+        size: (H, W) of the model's images, in pixels.
+
+    Returns:
+        The preprocessing; `{"preprocess"}` if it is exactly the file's, else an empty set; a line
+        for each step that vitkit does otherwise.
+    """
+    document = documents.get("preprocessor")
+    usual = FAMILIES[family].preprocess
+    if document is None:
+        return usual, set(), []
+    lines: list[str] = []
+    number = document.get("resample", 2 if family == "vit" else 3)
+    if number not in PILLOW_FILTERS:
+        lines.append(
+            f"preprocessor_config.json: resample {number} is not supported; bicubic is used instead"
+        )
+    mean, std = _mean_and_std(document, usual)
+    fit, their_size, differences = _fit(document)
+    if their_size not in (None, size):
+        differences.append(
+            f"images become {their_size[0]} x {their_size[1]} there; {size[0]} x {size[1]} here, "
+            "as the model's positions require"
+        )
+    lines += [f"preprocessor_config.json: {line}" for line in differences]
+    interpolation = PILLOW_FILTERS.get(number, "bicubic")
+    preprocess = usual.replace(mean=mean, std=std, interpolation=interpolation, **fit)
+    return preprocess, set() if lines else {"preprocess"}, lines
+
+
+def _mean_and_std(
+    document: Mapping[str, Any], usual: Preprocess
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation on the scale [0, 1] of our images.
+
+    Theirs normalise value * rescale_factor, with values in [0, 255].
+    """
+    factor = document.get("rescale_factor", 1 / 255) if document.get("do_rescale", True) else 1
+    if not isinstance(factor, int | float):
+        raise CheckpointError("preprocessor_config.json: rescale_factor is not a number")
+    # (value * factor - mean) / std = (value / 255 - mean / scale) / (std / scale).
+    scale = 255 * factor
+    if math.isclose(scale, 1):  # 1 / 255 as a decimal number, so that mean and std stay exact
+        scale = 1
+    mean: Any = 0.0
+    std: Any = 1.0
+    if document.get("do_normalize", True):
+        mean = document.get("image_mean", usual.mean)
+        std = document.get("image_std", usual.std)
+    return (
+        tuple(value / scale for value in _per_channel(mean)),
+        tuple(value / scale for value in _per_channel(std)),
+    )
+
+
+def _per_channel(value: Any) -> tuple[float, ...]:
+    return tuple(value) if isinstance(value, (list, tuple)) else (value,) * 3
+
+
+def _fit(document: Mapping[str, Any]) -> tuple[dict[str, Any], Sides | None, list[str]]:
+    """Return `fit` and `crop_ratio`, the size (H, W) that results, and differences from theirs."""
+    kind = str(document.get("image_processor_type") or document.get("feature_extractor_type") or "")
+    # ViT's and DeiT's processors squash; Bit's and CLIP's resize the shorter side.
+    keeps_shape = kind.startswith(("Bit", "CLIP"))
+    # Absent entries have the default of their class, and the classes differ.
+    crops = document.get("do_center_crop", keeps_shape or kind.startswith("DeiT"))
+    crop = _sides(document.get("crop_size", 224)) if crops else None
+    if not document.get("do_resize", True):
+        return {"fit": "crop", "crop_ratio": 1.0}, crop, ["images are not resized there"]
+    size = document.get("size", 224)
+    if isinstance(size, Mapping) and "shortest_edge" in size:
+        size = size["shortest_edge"]  # a processor of any kind keeps the shape then
+        keeps_shape = True
+    sides = _sides(size)
+    if not keeps_shape and crop in (None, sides):
+        return {"fit": "squash"}, sides, []
+    if crop is None:
+        return {"fit": "crop", "crop_ratio": 1.0}, None, ["images keep their shape there"]
+    differences: list[str] = []
+    if crop[0] > sides[0]:
+        differences.append("the crop is larger than the image there, and padded")
+    ratio = _crop_ratio(crop[0], sides[0])
+    if not keeps_shape and math.floor(crop[1] / ratio) != sides[1]:
+        differences.append(
+            f"images are squashed to {sides[0]} x {sides[1]} there before they are cropped"
+        )
+    fit = "crop" if keeps_shape else "squash-crop"
+    return {"fit": fit, "crop_ratio": ratio}, crop, differences
+
+
+def _crop_ratio(crop: int, edge: int) -> float:
+    """Return `crop / edge`, rounded so that `floor(crop / ratio)` is the edge again."""
+    # Ours is a ratio, theirs two sizes: the ratio must give back the same whole edge.
+    ratio = min(1.0, crop / edge)
+    while math.floor(crop / ratio) < edge:
+        ratio = math.nextafter(ratio, 0.0)
+    return ratio
+
+
+def _sides(value: Any) -> Sides:
+    """Return (H, W) of one number, two, or a mapping."""
+    if isinstance(value, Mapping):
+        return int(value["height"]), int(value["width"])
+    if isinstance(value, list):
+        return int(value[0]), int(value[-1])
+    return int(value), int(value)
+
+
+def preprocessor_json(preprocess: Preprocess) -> bytes:
+    """Return `preprocessor_config.json`, for the classes that resize so in every version.
+
+    Their cut starts at the floor of half the excess and ours at its nearest even number, so an
+    excess of 3, 7, 11, ... pixels moves it by one.
+
+    Raises:
+        CheckpointError: a crop to an oblong, for which theirs cannot resize as ours.
+    """
+    height, width = preprocess.image_size
+    resample = next(n for n, name in PILLOW_FILTERS.items() if name == preprocess.interpolation)
+    document: dict[str, Any] = {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "size": {"height": height, "width": width},
+        "resample": resample,
+        "do_center_crop": False,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(preprocess.mean),
+        "image_std": list(preprocess.std),
+        "do_convert_rgb": preprocess.channels == 3,
+    }
+    cut = {"do_center_crop": True, "crop_size": {"height": height, "width": width}}
+    resized = [math.floor(side / preprocess.crop_ratio) for side in (height, width)]
+    if preprocess.fit == "squash-crop":
+        document["image_processor_type"] = "DeiTImageProcessor"
+        document["size"] = {"height": resized[0], "width": resized[1]}
+        document |= cut
+    if preprocess.fit == "crop":
+        if height != width:
+            raise CheckpointError(
+                f"transformers has no crop to {height} x {width}; to squash images instead, pass "
+                "--adapt.fit squash (vitkit.adapt(checkpoint, fit='squash'))"
+            )
+        document["image_processor_type"] = "BitImageProcessor"
+        document["size"] = {"shortest_edge": resized[0]}
+        document |= cut
+    return json_bytes(document)

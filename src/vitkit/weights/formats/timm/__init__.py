@@ -1,1 +1,0 @@
-"""Files and folders of timm, for its `VisionTransformer` and `Eva` classes."""

@@ -1,0 +1,465 @@
+"""timm's `config.json`, read and written, and the timm model that computes what a spec does."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from vitkit.errors import CheckpointError
+from vitkit.models.interface.pretrained import pretrained_config
+from vitkit.models.presets import preset, table
+from vitkit.other_names import POOLINGS, TIMM_KEYWORDS
+from vitkit.spec import Preprocess, ViTSpec
+from vitkit.weights.formats.infer_spec import as_pair, how_to_state
+from vitkit.weights.tensor_file import Header
+
+EQUAL_PRESETS = {
+    "vit_so400m_patch14_siglip_384": "vit_so400m_patch14_siglip_378",
+    "vit_so400m_patch14_siglip_gap_384": "vit_so400m_patch14_siglip_gap_378",
+}
+"""timm's name -> preset of the same 27 x 27 patches of 14, which cover 378 of 384 pixels."""
+TIMM_ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu")
+_FROM_PRESET = (
+    "num_heads",
+    "norm_eps",
+    "activation",
+    "pooling",
+    "position_resampling",
+    "block",
+    "positions",
+    "rope_temperature",
+    "image_size",
+    "positions_cover_prefix",
+    "layer_scale",
+    "resnet_variant",
+    "distilled_readout",
+)
+"""Spec fields that tensors do not decide, or not for sure."""
+_ROTARY = ("*rope*", "eva02*", "vit_pe_*", "*sapiens*")
+"""Models of timm with rotary positions other than DINOv3's, which leave no tensors."""
+_TIMM_NAMES = {"config.json": re.compile(r".*\d.*"), "arch": re.compile(r".*_\d{3}|test_.*")}
+"""Patterns of timm's names; DeiT, MAE and MoCo write others into their checkpoints."""
+_UNDERSTOOD = frozenset(TIMM_KEYWORDS) | frozenset(
+    [
+        "depth",
+        "num_heads",
+        "num_classes",
+        "patch_size",
+        "class_token",
+        "qkv_bias",
+        "qk_norm",
+        "final_norm",
+        "rope_temperature",
+        "dynamic_img_size",
+        "dynamic_img_pad",
+        "strict_img_size",
+        "fix_init",
+    ]
+)
+"""Keywords that are read here, that shapes decide, or that change no logits of a trained model."""
+
+
+class StatedModel(NamedTuple):
+    """A model's description in the document beside a file.
+
+    Attributes:
+        fields: fields of `ViTSpec`.
+        preprocess: fields of `Preprocess`.
+        classes: class names, or none.
+        width: D of the architecture, if it is known.
+        warnings: one line each.
+    """
+
+    fields: dict[str, Any]
+    preprocess: dict[str, Any]
+    classes: tuple[str, ...] = ()
+    width: int | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def config_of(header: Header) -> Mapping[str, Any]:
+    """Return the `config.json` beside a file, else a training checkpoint's own statement."""
+    config = header.documents.get("config", {})
+    return config if "architecture" in config else {**header.stated, **config}
+
+
+def origin_of(header: Header) -> str:
+    """Return `config.json` or `arch`, the origin of the model's name, for messages."""
+    is_beside = "architecture" in header.documents.get("config", {})
+    return "config.json" if is_beside or not header.stated else "arch"
+
+
+def architecture_name(config: Mapping[str, Any]) -> str | None:
+    """Return the model's name without the tag of its weights; of two equal models, the preset."""
+    name = config.get("architecture")
+    if not isinstance(name, str):
+        return None
+    # "vit_base_patch16_224.augreg_in1k" -> "vit_base_patch16_224"
+    name = name.partition(".")[0]
+    return EQUAL_PRESETS.get(name, name)
+
+
+def read_statement(
+    config: Mapping[str, Any], overrides: Mapping[str, Any], origin: str = "config.json"
+) -> StatedModel:
+    """Return the model that a document describes; an empty description where it is not timm's.
+
+    Args:
+        config: the document.
+        overrides: spec fields of the caller; positions among them settle what a name leaves open.
+        origin: origin of the name: `config.json`, or `arch` of a training checkpoint.
+
+    Raises:
+        CheckpointError: a model that vitkit does not know and that the caller does not declare
+            plain; positions, a pooling or an activation that vitkit does not compute.
+    """
+    name = architecture_name(config)
+    if name is None:
+        return StatedModel({}, {})
+    arguments = config.get("model_args") or {}
+    # Older documents have the entries of pretrained_cfg at the top.
+    pretrained = config.get("pretrained_cfg") or config
+    fields: dict[str, Any] = {}
+    width = arguments.get("embed_dim")
+    warnings: list[str] = []
+    if name in table():
+        spec = preset(name)
+        fields = {field: getattr(spec, field) for field in _FROM_PRESET}
+        # The keyword goes before the preset: timm's constructor takes it so.
+        width = width or spec.width
+    else:
+        _refuse_unknown_model(name, overrides, origin)
+        warnings.append(
+            f"{origin}: {name} is not a preset; fields that shapes do not show have their usual "
+            "values"
+        )
+    if pretrained.get("input_size"):
+        fields["image_size"] = tuple(pretrained["input_size"][1:])  # (C, H, W)
+    fields |= _fields_of_arguments(arguments, origin)
+    pool = arguments.get("global_pool") or config.get("global_pool")
+    if pool is not None:
+        fields["pooling"] = _pooling(pool, arguments, origin)
+    unknown = sorted(set(arguments) - _UNDERSTOOD)
+    if unknown:
+        warnings.append(f"{origin}: model_args not supported: {', '.join(unknown)}")
+    preprocess, image_warnings = _preprocess_fields(pretrained)
+    label_names = config.get("label_names") or pretrained.get("label_names") or ()
+    classes, class_warnings = _class_names(label_names)
+    all_warnings = (*warnings, *image_warnings, *class_warnings)
+    return StatedModel(fields, preprocess, classes, width, all_warnings)
+
+
+def _refuse_unknown_model(name: str, overrides: Mapping[str, Any], origin: str) -> None:
+    """Refuse a model of timm that may compute more than its tensors show."""
+    # Their tensors are those of a plain ViT: read as one, they would give wrong logits.
+    if any(fnmatchcase(name, pattern) for pattern in _ROTARY):
+        raise CheckpointError(f"{origin}: {name} has rotary positions that are not supported")
+    if "positions" not in overrides and _TIMM_NAMES[origin].fullmatch(name):
+        raise CheckpointError(
+            f"{origin}: {name} is not a known model, and tensors do not show everything a model "
+            f"computes; if it is a plain ViT, {how_to_state('positions', 'learned')}"
+        )
+
+
+def _pooling(pool: Any, arguments: Mapping[str, Any], origin: str) -> str:
+    if pool not in POOLINGS:
+        raise CheckpointError(f"{origin}: global_pool {pool!r} is none of {list(POOLINGS)}")
+    if pool == "avg" and arguments.get("pool_include_prefix"):
+        return "mean_all"
+    return POOLINGS[pool]
+
+
+def _class_names(names: Any) -> tuple[tuple[str, ...], list[str]]:
+    """Return the class names in the order of the logits, or none and a warning."""
+    if isinstance(names, Mapping):  # number -> name, as transformers writes it
+        by_number = {str(number): name for number, name in names.items()}
+        numbers = list(map(str, range(len(names))))
+        if set(by_number) != set(numbers):
+            warning = "config.json: label_names lacks the numbers of the classes and is left out"
+            return (), [warning]
+        names = list(map(by_number.__getitem__, numbers))
+    if not isinstance(names, list | tuple):
+        raise CheckpointError(
+            f"config.json: label_names is {type(names).__name__}; expected a list of class names"
+        )
+    return tuple(map(str, names)), []
+
+
+def _fields_of_arguments(arguments: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    """Return the spec fields of `model_args` that shapes do not decide."""
+    fields: dict[str, Any] = {}
+    for name in ("num_heads", "rope_temperature"):
+        if name in arguments:
+            fields[name] = arguments[name]
+    if "img_size" in arguments:
+        fields["image_size"] = as_pair(arguments["img_size"])
+    if "no_embed_class" in arguments:
+        fields["positions_cover_prefix"] = not arguments["no_embed_class"]
+    if arguments.get("init_values") is not None:
+        fields["layer_scale"] = arguments["init_values"]
+    if "pos_embed" in arguments:
+        fields["positions"] = "learned" if arguments["pos_embed"] == "learn" else "none"
+    activation = arguments.get("act_layer")
+    if activation is not None:
+        if activation not in TIMM_ACTIVATIONS:
+            known = ", ".join(TIMM_ACTIVATIONS)
+            raise CheckpointError(f"{origin}: act_layer {activation!r} is none of {known}")
+        fields["activation"] = activation
+    if arguments.get("norm_layer") in ("layernorm", "rmsnorm"):  # by name, with timm's epsilon
+        fields["norm_eps"] = 1e-6
+    return fields
+
+
+def _preprocess_fields(pretrained: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the stated fields of `Preprocess`, and a line for each that is read otherwise."""
+    fields: dict[str, Any] = {}
+    warnings: list[str] = []
+    for name in ("mean", "std"):
+        if pretrained.get(name):
+            fields[name] = tuple(map(float, pretrained[name]))
+    interpolation = pretrained.get("interpolation")
+    if interpolation in ("nearest", "bilinear", "bicubic"):
+        fields["interpolation"] = interpolation
+    elif interpolation:
+        warnings.append(f"config.json: interpolation {interpolation!r} is read as bicubic")
+        fields["interpolation"] = "bicubic"
+    ratio = pretrained.get("crop_pct")
+    if ratio:
+        fields["crop_ratio"] = float(ratio)
+    # timm's "center" is a crop of the shorter side, "squash" with a ratio a crop after squashing.
+    crop = pretrained.get("crop_mode") or "center"
+    if pretrained.get("crop_mode") or ratio:
+        if crop != "squash":
+            fields["fit"] = "crop"
+        elif fields.get("crop_ratio", 1) < 1:
+            fields["fit"] = "squash-crop"
+        else:
+            fields["fit"] = "squash"
+    if crop not in ("center", "squash"):
+        warnings.append(f"config.json: crop_mode {crop!r} is read as {fields['fit']!r}")
+    return fields, warnings
+
+
+# The timm model that computes what a spec does: its name, its keywords, and its `config.json`.
+#
+# `architecture` names a function of timm, `model_args` are keywords for it, `pretrained_cfg` is the
+# preprocessing (timm 1.0.31, models/_hub.py: `_parse_model_cfg`). timm reads such a folder with
+# `timm.create_model("local-dir:FOLDER", pretrained=True)`.
+
+PRESETS_UNKNOWN_TO_TIMM = (
+    "vit_lite_*",
+    "vit_cifar_*",
+    "vit_mnist_*",
+    "mae_vit_*",
+    "vit_e_patch14_224",
+    "vit_tiny_patch8_*",
+    "vit_tiny_patch14_224",
+    "vit_tiny_patch32_*",
+    "vit_small_patch8_384",
+    "vit_small_patch14_224",
+    "vit_base_patch8_384",
+    "vit_base_patch14_224",
+    "vit_large_patch8_*",
+    "vit_huge_patch8_*",
+    "vit_huge_patch16_224",
+    "vit_huge_patch16_384",
+    "vit_huge_patch32_*",
+)
+_SAME_VALUES = {
+    "depth": "depth",
+    "num_heads": "num_heads",
+    "in_channels": "in_chans",
+    "class_token": "class_token",
+    "qk_norm": "qk_norm",
+}
+"""Spec field -> keyword of timm's classes, with the same value."""
+_BY_NAME = (
+    "distillation_token",
+    "block",
+    "norm",
+    "norm_eps",
+    "mlp",
+    "resnet_layers",
+    "head_width",
+    "representation_width",
+)
+"""Spec fields that timm decides by the model's name; no keyword changes them."""
+
+
+def is_eva(spec: ViTSpec) -> bool:
+    """Return True if timm computes the model by its class `Eva`, with other names and keywords."""
+    return spec.positions == "rope" or spec.qkv_bias == "no_key"
+
+
+def timm_architecture(spec: ViTSpec) -> tuple[str, dict[str, Any]] | None:
+    """Return the model of timm that computes what ours does, or None where there is none.
+
+    Returns:
+        Its name and `model_args`; of several models, the one with the fewest arguments.
+    """
+    best: tuple[str, dict[str, Any]] | None = None
+    # Any model of a class becomes another one by keywords, so all are compared.
+    for name, base in _timm_presets().items():
+        arguments = _model_args(base, spec)
+        if arguments is not None and (best is None or len(arguments) < len(best[1])):
+            best = (name, arguments)
+            if not arguments:  # equal as it is: no other can have fewer
+                break
+    return best
+
+
+@functools.cache
+def _timm_presets() -> dict[str, ViTSpec]:
+    """Return the presets whose names timm knows."""
+    return {name: preset(name) for name in table() if not _is_ours_alone(name)}
+
+
+def _is_ours_alone(name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in PRESETS_UNKNOWN_TO_TIMM)
+
+
+def _can_become(base: ViTSpec, spec: ViTSpec) -> bool:
+    """Return True if two specs differ only in fields that `model_args` can change."""
+    fixed = list(_BY_NAME)
+    if spec.stem == "resnet":
+        fixed += ["resnet_variant", "patch_size"]
+    if is_eva(spec):
+        fixed += ["positions", "activation", "final_norm", "qk_norm"]
+    if spec.distillation_token:  # decided by timm's distilled class
+        fixed += ["positions_cover_prefix", "num_registers"]
+    if any(getattr(base, name) != getattr(spec, name) for name in fixed):
+        return False
+    same_stem = (base.stem == "resnet") == (spec.stem == "resnet")
+    return same_stem and is_eva(base) == is_eva(spec) and _is_computed_by_timm(spec)
+
+
+def _is_computed_by_timm(spec: ViTSpec) -> bool:
+    """Return True if no field has a value that timm's classes never compute."""
+    poolings = list(POOLINGS.values())
+    if is_eva(spec):
+        if spec.qkv_bias is True:
+            return False
+    else:
+        poolings.append("mean_all")
+    # The convolution has no bias where a norm follows it; a ResNet's always has one.
+    patch_bias = spec.patch_bias != spec.embedding_norm or spec.stem == "resnet"
+    # Its split SwiGLU rounds the width to a multiple of 8.
+    mlp_width = spec.mlp != "swiglu_split" or spec.mlp_width % 8 == 0
+    return (
+        spec.stem in ("convolution", "linear", "resnet")
+        and spec.positions in ("learned", "none", "rope")
+        and spec.pooling in poolings
+        and patch_bias
+        and mlp_width
+    )
+
+
+def _model_args(base: ViTSpec, spec: ViTSpec) -> dict[str, Any] | None:
+    """Return the keywords that make timm's `base` the model of `spec`, or None."""
+    if not _can_become(base, spec):
+        return None
+    differing = {name for name, value in vars(base).items() if value != getattr(spec, name)}
+    arguments: dict[str, Any] = {}
+    for field, keyword in _SAME_VALUES.items():
+        if field in differing:
+            arguments[keyword] = getattr(spec, field)
+    if "image_size" in differing:
+        arguments["img_size"] = list(spec.image_size)
+    if "patch_size" in differing:
+        arguments["patch_size"] = list(spec.patch_size)
+    if "width" in differing:
+        arguments["embed_dim"] = spec.width
+    if differing & {"width", "mlp_width"}:
+        arguments["mlp_ratio"] = _mlp_ratio(spec)
+    return arguments | _encoder_args(base, spec, differing) | _readout_args(base, spec)
+
+
+def _mlp_ratio(spec: ViTSpec) -> float:
+    """Return `mlp_ratio`, of which timm takes int(width * ratio).
+
+    A packed SwiGLU counts both halves.
+    """
+    hidden = spec.mlp_width
+    if spec.mlp == "swiglu_packed":
+        hidden *= 2
+    ratio = hidden / spec.width
+    if int(spec.width * ratio) == hidden:
+        return ratio
+    # The quotient was rounded down: half a unit more, which int() cuts off.
+    return (hidden + 0.5) / spec.width
+
+
+def _encoder_args(base: ViTSpec, spec: ViTSpec, differing: set[str]) -> dict[str, Any]:
+    """Return the keywords for tokens, positions and blocks; `Eva` has other names for some."""
+    eva = is_eva(spec)
+    arguments: dict[str, Any] = {}
+    if "num_registers" in differing:
+        arguments["num_reg_tokens" if eva else "reg_tokens"] = spec.num_registers
+    has_prefix_rows = spec.num_prefix_tokens > 0 and spec.positions == "learned"
+    if "positions_cover_prefix" in differing and has_prefix_rows:
+        arguments["no_embed_class"] = not spec.positions_cover_prefix
+    if "qkv_bias" in differing:
+        arguments["qkv_bias"] = bool(spec.qkv_bias)
+    # Its initial value does not matter to weights that are there, only that it exists.
+    if (base.layer_scale is None) != (spec.layer_scale is None):
+        arguments["init_values"] = spec.layer_scale
+    if "embedding_norm" in differing:
+        arguments["use_pre_transformer_norm" if eva else "pre_norm"] = spec.embedding_norm
+    if "activation" in differing:
+        arguments["act_layer"] = spec.activation
+    if "positions" in differing:
+        arguments["pos_embed"] = "learn" if spec.positions == "learned" else "none"
+    if "rope_temperature" in differing and spec.positions == "rope":
+        arguments["rope_temperature"] = spec.rope_temperature
+    return arguments
+
+
+def _readout_args(base: ViTSpec, spec: ViTSpec) -> dict[str, Any]:
+    """Return the keywords for pooling and the norms around it."""
+    arguments: dict[str, Any] = {}
+    if base.pooling != spec.pooling:
+        arguments["global_pool"] = _global_pool(spec)
+    if spec.pooling == "mean_all":
+        arguments["pool_include_prefix"] = True
+    if base.final_norm != spec.final_norm:
+        arguments["final_norm"] = spec.final_norm
+    # timm derives fc_norm from the others, so it is stated beside any of them.
+    if arguments or base.norm_before_pool != spec.norm_before_pool:
+        keyword = "use_fc_norm" if is_eva(spec) else "fc_norm"
+        arguments[keyword] = not spec.norm_before_pool
+    return arguments
+
+
+def _global_pool(spec: ViTSpec) -> str | None:
+    """Return timm's name of a pooling; `mean_all` is "avg" with another keyword."""
+    pooling: str = spec.pooling
+    if pooling == "mean_all":
+        pooling = "mean"
+    return next((name for name, ours in POOLINGS.items() if ours == pooling), None)
+
+
+def config_document(
+    spec: ViTSpec, preprocess: Preprocess, classes: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Return the `config.json` for a model; without `architecture` where timm has no equal one."""
+    architecture = timm_architecture(spec)
+    document: dict[str, Any] = {}
+    if architecture is None:
+        document["note"] = (
+            "no model in timm's registry computes this; load the tensors into your own model"
+        )
+    else:
+        document["architecture"] = architecture[0]
+    document |= {"num_classes": spec.num_classes, "num_features": spec.width}
+    global_pool = _global_pool(spec)
+    if global_pool is not None:
+        document["global_pool"] = global_pool
+    if classes:
+        document["label_names"] = list(classes)
+    if architecture is not None and architecture[1]:
+        document["model_args"] = architecture[1]
+    document["pretrained_cfg"] = pretrained_config(spec, preprocess)
+    return document

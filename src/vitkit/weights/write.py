@@ -1,0 +1,367 @@
+"""Write a checkpoint in any format, or for another patch or image size."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitkit.errors import CheckpointError, OutputError, SpecError
+from vitkit.io.atomic import FileWriter, write_new
+from vitkit.io.results import DOCUMENT_FILES
+from vitkit.messages import did_you_mean
+from vitkit.models.positions import resample_positions
+from vitkit.models.vit import ViT
+from vitkit.spec import ViTSpec
+from vitkit.weights.checkpoint import Checkpoint
+from vitkit.weights.files import WEIGHTS_FILES
+from vitkit.weights.formats.format import (
+    OWN_FORMAT,
+    WEIGHTS_FILE,
+    Bundle,
+    Fitted,
+    Step,
+    refuse_contradictions,
+)
+from vitkit.weights.formats.key_table import write_tensors
+from vitkit.weights.formats.saved_model import as_saved, present_state
+from vitkit.weights.formats.vitkit import own_file_writer
+from vitkit.weights.pickles import PICKLE_ENDINGS
+from vitkit.weights.recognise_format import FORMATS
+from vitkit.weights.verify import fit_to_format
+
+FILE_ENDINGS = (".safetensors", ".npz", *PICKLE_ENDINGS)
+"""Endings of output paths that are files, not folders."""
+
+
+class _PreparedFiles(NamedTuple):
+    """Files that are ready to be written.
+
+    Attributes:
+        writers: file name -> writer.
+        fitted: the model that they hold.
+    """
+
+    writers: dict[str, FileWriter]
+    fitted: Fitted
+
+
+class WrittenCheckpoint(NamedTuple):
+    """A checkpoint on disk.
+
+    Attributes:
+        files: written.
+        spec: spec of the model in them.
+        steps: the changes that the format needed.
+        unchanged: number of tensors with the same bits as before.
+    """
+
+    files: tuple[Path, ...]
+    spec: ViTSpec
+    steps: tuple[Step, ...]
+    unchanged: int
+
+
+def refuse_unknown_format(to: str) -> None:
+    """Raise `CheckpointError` if there is no format of this name."""
+    if to not in (OWN_FORMAT, *FORMATS):
+        near = right_word(to, [OWN_FORMAT, *FORMATS])
+        raise CheckpointError(
+            f"--to (to=) {to!r} is not a format; pass one of {OWN_FORMAT}, {', '.join(FORMATS)}"
+            f"{near}"
+        )
+
+
+def write_checkpoint(
+    checkpoint: Checkpoint, out: Path, to: str, allow_lossy: bool, before: Mapping[str, Tensor]
+) -> WrittenCheckpoint:
+    """Write a checkpoint in a format.
+
+    Args:
+        checkpoint: the model with its metadata.
+        out: a folder, or a file with the format's ending.
+        to: the format.
+        allow_lossy: also take steps that approximate or lose something.
+        before: the tensors to count unchanged ones against; no copy of them is kept.
+
+    Raises:
+        CheckpointError: a model that the format cannot hold, or cannot without loss.
+        OutputError: a file exists already, or cannot be written.
+    """
+    writers, (spec, state, steps) = prepare_files(checkpoint, to, allow_lossy)
+    unchanged = sum(name in before and _same(before[name], state[name]) for name in state)
+    return WrittenCheckpoint(_write_files(out, writers, to), spec, tuple(steps), unchanged)
+
+
+def prepare_files(checkpoint: Checkpoint, to: str, allow_lossy: bool) -> _PreparedFiles:
+    """Return the files of the target, the model in them, and the steps of the conversion.
+
+    Raises:
+        CheckpointError: as for `write_checkpoint`; nothing is written.
+    """
+    dtype: torch.dtype = getattr(torch, checkpoint.dtype)
+    path = checkpoint.path or Path("checkpoint")
+    spec, before = as_saved(checkpoint.model, path)
+    if to == OWN_FORMAT:
+        writer = own_file_writer(
+            checkpoint.model,
+            checkpoint.preprocess,
+            checkpoint.classes,
+            {**checkpoint.metadata, "source_format": checkpoint.format},
+            dtype,
+            path=path,
+        )
+        return _PreparedFiles({WEIGHTS_FILE: writer}, Fitted(spec, before, []))
+    # A file that `load` would refuse is not written; the writer of our own format checks the same.
+    refuse_contradictions(path, spec, checkpoint.preprocess, checkpoint.classes)
+    form = FORMATS[to]
+    with _named_errors(path, to):
+        fitted = form.settle(fit_to_format(spec, before, *form.capabilities))
+    # "folded" is the same function with other numbers.
+    lossy = [step.text for step in fitted.steps if step.kind != "folded"]
+    if lossy and not allow_lossy:
+        raise CheckpointError(
+            f"{path}: {to} cannot store: {'; '.join(lossy)}; to write it anyway, "
+            "pass --allow-lossy (allow_lossy=True)"
+        )
+    with _named_errors(path, to):
+        tensors = write_tensors(form.table(fitted.spec), fitted.spec, fitted.state)
+        # Computed numbers keep all their bits; copied ones had no more than `dtype` has.
+        if not fitted.steps:
+            tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+        # other formats cannot mark names as assumed: who reads the file would take them as stated
+        classes = () if checkpoint.classes_assumed else checkpoint.classes
+        bundle = Bundle(fitted.spec, tensors, checkpoint.preprocess, classes)
+        return _PreparedFiles(form.write(bundle), fitted)
+
+
+@contextmanager
+def _named_errors(path: Path, to: str) -> Iterator[None]:
+    """Prefix an error of the format's code with the file and the format."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: as {to}: {error}") from None
+
+
+def _same(left: Tensor, right: Tensor) -> bool:
+    # Most steps rename tensors and do not touch them.
+    if left.data_ptr() == right.data_ptr():
+        return True  # the same memory, without reading it
+    return left.shape == right.shape and torch.equal(left, right)
+
+
+def _write_files(out: Path, writers: Mapping[str, FileWriter], to: str) -> tuple[Path, ...]:
+    """Write into the folder `out`, or the one file of that name."""
+    if not out.name.endswith(FILE_ENDINGS):
+        _refuse_company(out, set(writers), to)
+        return write_new(out, writers)
+    if len(writers) > 1:
+        raise CheckpointError(
+            f"{out}: {to} writes {len(writers)} files ({', '.join(writers)}); name a folder instead"
+        )
+    ((name, writer),) = writers.items()
+    if out.suffix != Path(name).suffix:
+        raise CheckpointError(
+            f"{out}: expected a name that ends in {Path(name).suffix}, as {to} files do"
+        )
+    _refuse_company(out.parent, {out.name}, to)
+    return write_new(out.parent, {out.name: writer})
+
+
+def _refuse_company(folder: Path, names: set[str], to: str) -> None:
+    """Refuse a folder whose files would be read together with the new ones.
+
+    A folder is read by the first of `WEIGHTS_FILES` in it, and weights by the JSON beside them.
+
+    Raises:
+        OutputError: another folder must be chosen.
+    """
+    if not folder.is_dir() or any((folder / name).exists() for name in names):
+        return  # a file that exists is reported by `write_new`
+    existing = {file.name for file in folder.iterdir()}
+    if not names.isdisjoint(WEIGHTS_FILES):
+        _refuse_other_weights(folder, existing)
+    documents = set(DOCUMENT_FILES.values())
+    endings = (*FILE_ENDINGS, ".safetensors.index.json")
+    weights = sorted(name for name in existing if name.endswith(endings))
+    if names & documents and weights:
+        raise OutputError(
+            f"{folder / weights[0]} would be read with the new {min(names & documents)}; choose "
+            "another folder"
+        )
+    if to != OWN_FORMAT and existing & documents and not names & documents:
+        raise OutputError(
+            f"{', '.join(sorted(names))} would be read with "
+            f"{folder / min(existing & documents)}, which belongs to another model; choose another "
+            "folder"
+        )
+
+
+def _refuse_other_weights(folder: Path, existing: set[str]) -> None:
+    if "config.yaml" in existing and existing & {"state", "weights"}:
+        raise OutputError(f"{folder} is the folder of a run; choose another folder")
+    for name in WEIGHTS_FILES:
+        if (folder / name).is_file():
+            raise OutputError(
+                f"{folder} has {name}, which would be loaded instead of the new file; choose "
+                "another folder"
+            )
+
+
+# A model for another patch or image size: FlexiViT's kernels and resampled positions.
+
+
+def resize_kernel(
+    kernel: Float[Tensor, "D C P Q"], size: tuple[int, int], mode: str = "bilinear"
+) -> Float[Tensor, "D C P2 Q2"]:
+    """Resize a patch projection: FlexiViT's PI-resize (arXiv 2212.08013), Eq. 4.
+
+    With B the matrix that resizes a patch, the new kernel is pinv(B^T) w: the token of a resized
+    patch is then as near as possible to that of the original one, and equal when it was enlarged.
+
+    Args:
+        kernel: w (D, C, P, Q).
+        size: (height, width) of the new patches, in pixels.
+        mode: mode of B, antialiased: `bilinear` (the paper's) or `bicubic`.
+
+    Returns:
+        The new kernel (D, C, P2, Q2), in the dtype of the old one.
+    """
+    old = tuple(kernel.shape[2:])
+    if old == size:
+        return kernel
+    # Row i of B^T is the i-th unit patch, resized: B is found by resizing every unit patch.
+    basis = torch.eye(old[0] * old[1], dtype=torch.float64, device="cpu").reshape(-1, 1, *old)
+    resized = F.interpolate(basis, size=size, mode=mode, antialias=True)
+    inverse = torch.linalg.pinv(resized.flatten(1))  # rows of B^T, (P Q, P2 Q2) -> (P2 Q2, P Q)
+    # The pseudo-inverse is badly conditioned where patches shrink, so it is not applied in float32.
+    exact = exact_dtype(kernel.device)
+    new_kernel = kernel.flatten(2).to(exact) @ inverse.to(kernel.device, exact).T
+    return new_kernel.unflatten(2, size).to(kernel.dtype)
+
+
+def exact_dtype(device: torch.device) -> torch.dtype:
+    """Return float64, or float32 on Apple's GPUs, which have no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def resized(
+    model: ViT,
+    *,
+    image_size: int | tuple[int, int] | None = None,
+    patch_size: int | tuple[int, int] | None = None,
+) -> ViT:
+    """Return a copy of a model with weights for other images, other patches, or both.
+
+    The patch kernel is resized by `resize_kernel`, learned positions by the spec's
+    `position_resampling`; all else is copied. `patch_size=8` on a FlexiViT at 240 pixels gives
+    30 x 30 patches.
+
+    Args:
+        model: any `ViT`; its weights stay as they are.
+        image_size: pixels, one number or (height, width); default the model's.
+        patch_size: pixels, likewise; default the model's.
+
+    Raises:
+        CheckpointError: no `ViT`, such as a checkpoint or a path.
+        SpecError: sizes that do not divide, or another patch for a stem that is no projection of
+            pixels.
+    """
+    if not isinstance(model, ViT):
+        raise CheckpointError(
+            f"resized takes a vitkit.ViT, such as checkpoint.model, not a {type(model).__name__}; "
+            "to change a checkpoint, use vitkit.adapt"
+        )
+    old, state = present_state(model)
+    sizes = {"image_size": image_size, "patch_size": patch_size}
+    # Changed at once: each alone might not divide the other.
+    spec = old.replace(**{name: size for name, size in sizes.items() if size is not None})
+    if spec.patch_size != old.patch_size:
+        if old.stem not in ("convolution", "linear"):
+            raise SpecError(
+                f"the patches of stem {old.stem!r} cannot be resized; keep patch_size "
+                f"{old.patch_size}, or use a model with stem 'convolution'"
+            )
+        name = "patch_embed.proj.weight"
+        state[name] = resize_kernel(state[name], spec.patch_size)
+    if "pos_embed" in state:
+        positions = state["pos_embed"]
+        state["pos_embed"] = resample_positions(
+            positions, old.grid, spec.grid, old.position_resampling
+        )
+    return rebuilt(model, spec, state)
+
+
+def rebuilt(model: ViT, spec: ViTSpec, state: Mapping[str, Tensor]) -> ViT:
+    """Return a copy of a model under another spec, with these weights and its own settings.
+
+    Args:
+        model: its backbone (if any), mode, checkpointing and frozen parameters are taken over.
+        spec: the new one; `state` fits it.
+        state: tensors by name; they are copied.
+    """
+    backbone = None
+    if spec.stem == "backbone":
+        backbone = copy.deepcopy(model.patch_embed.get_submodule("backbone"))
+    # No initial values are drawn: the copies below take the place of the parameters.
+    with torch.device("meta"):
+        new_model = ViT(spec, backbone=backbone)
+    copies = {name: tensor.clone() for name, tensor in state.items()}
+    new_model.load_state_dict(copies, assign=True)
+    frozen = {name for name, weight in model.named_parameters() if not weight.requires_grad}
+    for name, parameter in new_model.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    new_model.run_block = model.run_block
+    if model.origin is not None:
+        preprocess = model.origin.preprocess.replace(image_size=spec.image_size)
+        new_model.origin = replace(model.origin, preprocess=preprocess)
+    return new_model.train(model.training)
+
+
+# Aliases of format names, with hints.
+
+_FORMATS: Mapping[str, tuple[str, ...]] = {
+    "huggingface": ("hf", "hub", "hugging_face", "huggingface_hub", "transformers"),
+    "timm": ("pytorch_image_models", "rwightman"),
+    "torchvision": ("tv",),
+    "google": ("augreg", "big_vision", "flax", "jax", "npz", "vision_transformer"),
+    "deit": ("facebook", "meta"),
+    "dinov2": ("dino",),
+    "lucidrains": ("vit_pytorch",),
+    "vitkit": ("bin", "native", "pt", "pth", "pytorch", "safetensors", "torch"),
+}
+"""Format -> words for it, in lower case, with _ for hyphens and spaces."""
+_EXPORTS = ("coreml", "onnx", "openvino", "tensorrt", "tflite", "torchscript")
+"""Formats of programs, not of weights."""
+
+
+def right_word(word: str, choices: Sequence[str]) -> str:
+    """Return a hint for an unknown format name: an alias's hint, or the nearest choice."""
+    return answer_to(word) or did_you_mean(word, choices)
+
+
+def answer_to(word: str) -> str:
+    """Return the hint for an alias; empty for an unknown word.
+
+    >>> answer_to("Hugging-Face")
+    '; pass --to huggingface'
+    """
+    plain = word.lower().lstrip(".").replace("-", "_").replace(" ", "_")
+    if plain in _EXPORTS:
+        return f"; export a model to {word} from Python, as torch does: vitkit.load(FILE).model"
+    if plain == "dinov3":
+        return "; DINOv3's models are written by --to timm"
+    for name, words in _FORMATS.items():
+        if plain == name or plain in words:
+            end = ", which writes one .safetensors file" if name == "vitkit" else ""
+            return f"; pass --to {name}{end}"
+    return ""
