@@ -27,7 +27,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def available_devices() -> list[str]:
+def _available_devices() -> list[str]:
     """Return the devices of this machine, best first: `cuda:0`, ..., `mps`, `cpu`."""
     names = [f"cuda:{n}" for n in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
@@ -45,7 +45,7 @@ def resolve_device(name: str | torch.device) -> torch.device:
         DeviceError: a device that does not exist here, or an unknown name.
     """
     name = str(name)
-    available = available_devices()
+    available = _available_devices()
     if name == "auto":
         return torch.device(available[0])
     try:

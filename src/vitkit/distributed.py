@@ -175,7 +175,7 @@ def join_process_group(device: torch.device, timeout: float) -> Iterator[Process
         yield world
         world.all_reduce_sum(torch.zeros(1))  # a barrier: no rank ends while another needs it
     except (RuntimeError, ConnectionError) as error:
-        if not is_lost_contact(error):
+        if not _is_lost_contact(error):
             raise
         step = world.step if world else 0
         raise LostContact(
@@ -207,7 +207,7 @@ def is_launched() -> bool:
     return EXCHANGE in os.environ
 
 
-def is_lost_contact(error: BaseException) -> bool:
+def _is_lost_contact(error: BaseException) -> bool:
     """Return True for the errors of a lost process; gloo has no class for them."""
     if isinstance(error, dist.DistError):
         return True

@@ -56,7 +56,7 @@ def field_names(cls: type[Any]) -> list[str]:
     return [field.name for field in dataclasses.fields(cls)]
 
 
-def nearest_field(cls: type[Any], name: str) -> str:
+def _nearest_field(cls: type[Any], name: str) -> str:
     """Suggest the field that an unknown name means: by `cls.OTHER_NAMES`, else by its letters."""
     other_names: Mapping[str, tuple[str, ...]] = getattr(cls, "OTHER_NAMES", {})
     if name in other_names:
@@ -106,7 +106,7 @@ def _object(values: object, cls: type[Any]) -> Mapping[str, Any]:
     unknown = [name for name in values if name not in known]
     if unknown:
         more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
-        near = nearest_field(cls, unknown[0])
+        near = _nearest_field(cls, unknown[0])
         raise SpecError(f"{cls.__name__} has no field {unknown[0]!r}{near}{more}")
     for name, value in values.items():
         if isinstance(value, list) and len(value) > MAX_LIST_LENGTH:
@@ -130,7 +130,7 @@ def _one_line_error(cls: type[Any], error: ValidationError, raises: type[UserErr
     more = len({problem["loc"][0] for problem in problems if problem["loc"]} - {name})
     others = f" (and {more} more)" if more else ""
     if kind == "unexpected_keyword_argument":
-        text = f"{cls.__name__} has no field {name!r}{nearest_field(cls, name)}"
+        text = f"{cls.__name__} has no field {name!r}{_nearest_field(cls, name)}"
     elif kind in MISSING and len(first["loc"]) == 1:
         text = f"{cls.__name__} needs the field {name!r}"
     # raised by a validator of ours, whose text is a whole message

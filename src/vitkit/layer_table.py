@@ -184,7 +184,7 @@ def summary(module: nn.Module, input_size: Sequence[int] | None = None) -> Layer
     check_type(module, nn.Module, "summary", MODEL)
     size = _input_size(module, input_size)
     # Hooks and counters go to a copy: the caller's module stays as it is.
-    twin = on_meta(module)
+    twin = _on_meta(module)
     sizes = _Sizes(twin)
     counter = FlopCounterMode(display=False)
     try:
@@ -211,11 +211,8 @@ def summary(module: nn.Module, input_size: Sequence[int] | None = None) -> Layer
     )
 
 
-def on_meta(module: nn.Module) -> nn.Module:
-    """Copy a module in eval mode with tensors that have shapes only; nothing is allocated.
-
-    Its parameters need no gradients: the counter of operations does not support them.
-    """
+def _on_meta(module: nn.Module) -> nn.Module:
+    """Copy a module in eval mode with tensors that have shapes only; nothing is allocated."""
     tensors: dict[int, Tensor] = {id(t): t.detach().to("meta") for t in module.buffers()}
     # by identity, so that shared tensors stay shared in the copy
     for parameter in module.parameters():

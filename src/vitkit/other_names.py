@@ -218,7 +218,7 @@ def usual_name(name: str, known: Iterable[str]) -> str:
     return usual if usual in known else name
 
 
-def own_keywords(keywords: Mapping[str, Any]) -> dict[str, Any]:
+def _own_keywords(keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Rename the keywords of `KEYWORDS` to fields of a spec; others stay.
 
     Raises:
@@ -273,7 +273,7 @@ def translate_keywords(keywords: Mapping[str, Any], base: Mapping[str, Any]) -> 
     >>> translate_keywords({"embed_dim": 96, "depth": 2}, {"width": 192, "mlp_width": 768})
     {'depth': 2, 'width': 96, 'mlp_width': 384}
     """
-    theirs, fields = _split(own_keywords(keywords))
+    theirs, fields = _split(_own_keywords(keywords))
     _refuse_clashes(theirs, fields)
     for name, value in theirs.items():
         if name not in ("mlp_ratio", "pool_include_prefix"):

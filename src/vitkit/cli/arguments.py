@@ -462,7 +462,7 @@ def help_text(command: Command, *, everything: bool = False) -> str:
         command: the verb.
         everything: all arguments, also of a verb with a short help.
     """
-    width = line_width()
+    width = _line_width()
     parts = [textwrap.fill(f"usage: {command.usage}", width, subsequent_indent=" " * 7)]
     for paragraph in command.description:
         parts.append(textwrap.fill(paragraph, width, break_on_hyphens=False))
@@ -490,7 +490,7 @@ def help_text(command: Command, *, everything: bool = False) -> str:
     return "\n\n".join(parts).replace(NO_BREAK, " ")
 
 
-def line_width() -> int:
+def _line_width() -> int:
     """Return the characters of a line, 40 to 100: those of the terminal, 80 if there is none."""
     return max(min(shutil.get_terminal_size().columns, WIDEST), FEWEST_COLUMNS)
 

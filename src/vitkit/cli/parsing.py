@@ -298,12 +298,12 @@ class EngineFlags(NamedTuple):
         """
         from vitkit.engines.choose import EngineOptions
 
-        options = EngineOptions(**self._asdict(), images=images, report=print_report)
+        options = EngineOptions(**self._asdict(), images=images, report=_print_report)
         options.check()
         return options
 
 
-def print_report(line: str) -> None:
+def _print_report(line: str) -> None:
     """Print a line about trials on stderr."""
     sys.stderr.write(f"vitkit: {line}\n")
 

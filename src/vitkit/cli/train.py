@@ -34,15 +34,8 @@ MOST_SHOWN = 64
 """Images of a batch in the figure."""
 
 
-def write_batch_figure(config: TrainConfig) -> None:
-    """Draw the first training batch in the working folder, and print where it is.
-
-    Args:
-        config: the settings of the run, which is not begun.
-
-    Raises:
-        UserError: wrong settings or data, or a file of that name that is no earlier figure.
-    """
+def _write_batch_figure(config: TrainConfig) -> None:
+    """Draw the first training batch in the working folder, and print where it is."""
     # imported here, as those below: --help and wrong settings wait for none of them
     from vitkit.cli.images import files_of_data
 
@@ -177,7 +170,7 @@ def run(arguments: list[str]) -> None:
         raise SettingError("--show-batch and --prove-resume cannot be combined")
     with as_flags(*spec, group="spec."):
         if show:
-            write_batch_figure(config)
+            _write_batch_figure(config)
         else:
             _begin(config, prove=prove)
 

@@ -89,7 +89,7 @@ def optimized(
     on_cpu = next(model.parameters()).is_cpu
     folded = fold_for_inference(model, norms=not on_cpu)
     if preprocess is not None:
-        fold_normalisation(folded, preprocess)
+        _fold_normalisation(folded, preprocess)
     folded.to(torch.bfloat16 if precision == "bfloat16" else next(model.parameters()).dtype)
     folded.requires_grad_(False)
     folded.patch_embed = CastingStem(folded.patch_embed)
@@ -97,7 +97,7 @@ def optimized(
     if on_cpu:
         keep_freed_memory()
     if measure and on_cpu:
-        fastest_kernels(folded, batch_size)
+        _fastest_kernels(folded, batch_size)
     if precision == "bfloat16" and next(folded.parameters()).is_cuda:
         fuse_gelu(folded)
     return folded
@@ -169,7 +169,7 @@ def _is_foldable(layer: nn.Module | None) -> bool:
     if type(layer) not in FOLDABLE:
         return False
     assert layer is not None, "its type is known"
-    return not has_hooks(layer)
+    return not _has_hooks(layer)
 
 
 def _fold_layer_scales(block: EncoderBlock) -> None:
@@ -204,8 +204,8 @@ def _fold_norms(block: EncoderBlock) -> None:
         if type(norm) not in (nn.LayerNorm, nn.RMSNorm) or norm.weight is None or not plain:
             continue
         for (parent, attribute), layer in zip(readers, layers, strict=True):
-            setattr(parent, attribute, absorb_affine(layer, norm))
-        setattr(block, name, without_affine(norm))
+            setattr(parent, attribute, _absorb_affine(layer, norm))
+        setattr(block, name, _without_affine(norm))
 
 
 def _bias(linear: nn.Linear) -> Tensor | None:
@@ -215,7 +215,7 @@ def _bias(linear: nn.Linear) -> Tensor | None:
     return linear.bias
 
 
-def absorb_affine(linear: nn.Linear, norm: nn.LayerNorm | nn.RMSNorm) -> nn.Linear:
+def _absorb_affine(linear: nn.Linear, norm: nn.LayerNorm | nn.RMSNorm) -> nn.Linear:
     """Return the layer W (g * n + o) + b as one of n: (W g) n + (W o + b)."""
     bias = _bias(linear)
     offset = getattr(norm, "bias", None)
@@ -234,7 +234,7 @@ def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     return layer
 
 
-def without_affine(norm: Norm) -> Norm:
+def _without_affine(norm: Norm) -> Norm:
     """Return a norm of the same epsilon that has no weight and no bias."""
     return type(norm)(norm.normalized_shape, eps=norm.eps, elementwise_affine=False)
 
@@ -287,16 +287,8 @@ SCALED_KERNELS = {"fused": _fused, "plain": _plain}
 """The kernels of `models.attention` for queries that are scaled already."""
 
 
-def fold_normalisation(model: ViT, preprocess: Preprocess) -> None:
-    """Change a model to take pixels of 0 to 255 in place of normalised images.
-
-    Args:
-        model: changed in place.
-        preprocess: the mean and the standard deviation of each channel.
-
-    Raises:
-        SettingError: a stem that is no projection of pixels.
-    """
+def _fold_normalisation(model: ViT, preprocess: Preprocess) -> None:
+    """Change a model to take pixels of 0 to 255 in place of normalised images."""
     stem = model.patch_embed
     if type(stem) not in (PatchEmbedding, LinearPatchEmbedding):
         raise SettingError(
@@ -361,15 +353,8 @@ def can_pack(dtype: torch.dtype) -> bool:
     return True
 
 
-def fastest_kernels(model: ViT, batch_size: int) -> None:
-    """Choose the kernels of a model on a CPU by timing its first block; changed in place.
-
-    The whole block is timed: a layer that is faster alone may slow the ones after it.
-
-    Args:
-        model: in eval mode, without gradients.
-        batch_size: images per batch.
-    """
+def _fastest_kernels(model: ViT, batch_size: int) -> None:
+    """Choose the kernels of a model on a CPU by timing its first block; changed in place."""
     spec = model.spec
     like = next(model.parameters())
     count = spec.num_patches + spec.num_prefix_tokens
@@ -486,11 +471,11 @@ def fuse_gelu(model: ViT) -> None:
         mlp = getattr(block, "mlp", None)
         if type(mlp) is not MLP or type(mlp.fc1) is not nn.Linear or type(mlp.act) is not nn.GELU:
             continue
-        if not (has_hooks(mlp.fc1) or has_hooks(mlp.act)):
+        if not (_has_hooks(mlp.fc1) or _has_hooks(mlp.act)):
             parts: nn.Module = mlp
             parts.fc1, parts.act = GeluLinear(mlp.fc1), nn.Identity()
 
 
-def has_hooks(module: nn.Module) -> bool:
+def _has_hooks(module: nn.Module) -> bool:
     """Return True if something is called before or after the module's own forward pass."""
     return bool(module._forward_hooks or module._forward_pre_hooks)

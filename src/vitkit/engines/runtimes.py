@@ -54,8 +54,8 @@ def build_openvino(request: EngineRequest) -> Forward:
     """
     if request.precision == "bfloat16":
         refuse_no_bfloat16()
-    model = _kept(request) or convert_and_keep(request)
-    return openvino_forward(model, request.precision, request.threads)
+    model = _kept(request) or _convert_and_keep(request)
+    return _openvino_forward(model, request.precision, request.threads)
 
 
 def refuse_no_bfloat16() -> None:
@@ -86,7 +86,7 @@ def _kept(request: EngineRequest) -> OVModel | None:
         return None
 
 
-def convert_and_keep(request: EngineRequest) -> OVModel:
+def _convert_and_keep(request: EngineRequest) -> OVModel:
     """Convert the model of a request, quantise it for int8, and keep the result in its folder."""
     folded = fold_for_inference(request.model).float().cpu()
     program = export_program(folded, folded.spec.in_channels, request.image_size)
@@ -98,7 +98,7 @@ def convert_and_keep(request: EngineRequest) -> OVModel:
     path = _file(request)
     if path is not None:
         with contextlib.suppress(OSError, RuntimeError):  # a cache only saves time
-            save_openvino(model, path)
+            _save_openvino(model, path)
     return model
 
 
@@ -117,12 +117,8 @@ def to_openvino(program: ExportedProgram, outputs: Sequence[str] = (OUTPUT,)) ->
     return model
 
 
-def save_openvino(model: OVModel, path: Path) -> None:
-    """Write a model as `path` (.xml) and its weights beside it (.bin), weights in float32.
-
-    Other processes may write or read the same model: each file is renamed when it is whole, the
-    .xml last, as it is looked for first.
-    """
+def _save_openvino(model: OVModel, path: Path) -> None:
+    """Write a model as `path` (.xml) and its weights beside it (.bin), weights in float32."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as name:
         temporary = Path(name) / path.name
@@ -131,15 +127,8 @@ def save_openvino(model: OVModel, path: Path) -> None:
             temporary.with_suffix(ending).replace(path.with_suffix(ending))
 
 
-def openvino_forward(model: OVModel, precision: str, threads: int, **more: Any) -> Forward:
-    """Return a function (B, C, H, W) -> (B, K) that runs a model on the CPU.
-
-    Args:
-        model: an `openvino.Model`, or the path of one.
-        precision: of what is not quantised: `float32` or `bfloat16`; `int8` means float32.
-        threads: threads of the processor.
-        **more: further properties of the device, such as `PERF_COUNT`.
-    """
+def _openvino_forward(model: OVModel, precision: str, threads: int, **more: Any) -> Forward:
+    """Return a function (B, C, H, W) -> (B, K) that runs a model on the CPU."""
     openvino = import_runtime("openvino")
     settings: Mapping[str, Any] = {
         "INFERENCE_NUM_THREADS": threads,
@@ -180,33 +169,23 @@ def build_onnxruntime(request: EngineRequest) -> Forward:
     path = None if request.folder is None else request.folder / "model.onnx"
     if path is not None and path.exists():
         with contextlib.suppress(Exception):  # damaged: it is converted again
-            return onnx_forward(path, request.threads)
+            return _onnx_forward(path, request.threads)
     folded = fold_for_inference(request.model, query_scale=False).float().cpu()
     for module in folded.modules():
         if isinstance(module, MultiHeadAttention):
-            module.attend = fused_attention
+            module.attend = _fused_attention
     program = export_program(folded, folded.spec.in_channels, request.image_size)
     content = to_onnx(program).SerializeToString()
     if path is not None:
         with contextlib.suppress(OSError), replacing_in_cache(path) as file:
             file.write(content)
-    return onnx_forward(content, request.threads)
+    return _onnx_forward(content, request.threads)
 
 
-def fused_attention(
+def _fused_attention(
     q: Heads, k: Heads, v: Heads, mask: Tensor | None = None, dropout: float = 0.0
 ) -> Heads:
-    """Compute attention by ONNX Runtime's fused operator; for exports only.
-
-    ONNX's standard operators would be two products with a softmax and transposes between them.
-
-    Args:
-        q: queries (B, k, N, h).
-        k: keys (B, k, M, h).
-        v: values (B, k, M, e).
-        mask: must be None, as in a ViT.
-        dropout: no meaning in inference.
-    """
+    """Compute attention by ONNX Runtime's fused operator; for exports only."""
     assert mask is None
     batch, heads, queries, _ = q.shape
     inputs = [part.transpose(1, 2).flatten(2) for part in (q, k, v)]
@@ -249,13 +228,8 @@ def to_onnx(
     return exported.model_proto
 
 
-def onnx_forward(model: Path | bytes, threads: int) -> Forward:
-    """Return a function (B, C, H, W) -> (B, K) that runs an ONNX model on the CPU.
-
-    Args:
-        model: a file, or its content.
-        threads: threads of the processor.
-    """
+def _onnx_forward(model: Path | bytes, threads: int) -> Forward:
+    """Return a function (B, C, H, W) -> (B, K) that runs an ONNX model on the CPU."""
     runtime = import_runtime("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads

@@ -37,13 +37,8 @@ def build_eager(request: EngineRequest) -> Forward:
     return SingleImageGraph(forward) if request.device.type == "cuda" else forward
 
 
-def capture_graph(forward: Forward, images: Tensor) -> Forward:
-    """Return the CUDA graph of a forward pass, as a function of images of this shape and dtype.
-
-    Args:
-        forward: without any wait for the GPU inside.
-        images: on a GPU.
-    """
+def _capture_graph(forward: Forward, images: Tensor) -> Forward:
+    """Return the CUDA graph of a forward pass, as a function of images of this shape and dtype."""
     given = images.clone()
     with torch.cuda.device(images.device):
         stream = torch.cuda.Stream()
@@ -90,7 +85,7 @@ class SingleImageGraph:
         capture: makes the graph of `forward` for an image, as a function from such an image.
     """
 
-    def __init__(self, forward: Forward, capture: Capture = capture_graph) -> None:
+    def __init__(self, forward: Forward, capture: Capture = _capture_graph) -> None:
         self._forward = forward
         self._capture = capture
         self._lock = threading.Lock()  # a graph has one input and one output
@@ -123,7 +118,7 @@ def build_compiled(request: EngineRequest) -> Forward:
     Raises:
         MissingExtraError: no C++ compiler is installed.
     """
-    refuse_no_compiler(request.device)
+    _refuse_no_compiler(request.device)
     model = cast(fold_for_inference(request.model), request.precision).requires_grad_(False)
     dtype = next(model.parameters()).dtype
     on_cpu = request.device.type == "cpu"
@@ -143,7 +138,7 @@ def build_compiled(request: EngineRequest) -> Forward:
     return forward
 
 
-def refuse_no_compiler(device: torch.device) -> None:
+def _refuse_no_compiler(device: torch.device) -> None:
     """Raise `MissingExtraError` if inductor has no compiler for a processor."""
     if device.type == "cpu" and not has_compiler():
         raise MissingExtraError(

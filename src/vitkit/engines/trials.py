@@ -257,12 +257,8 @@ def processor() -> str:
     return f"{platform.machine()} {platform.processor()}"
 
 
-def machine_key(threads: int) -> str:
-    """Return a digest of what the speed depends on: processor, cores, threads and versions.
-
-    Args:
-        threads: threads that an engine may use.
-    """
+def _machine_key(threads: int) -> str:
+    """Return a digest of what the speed depends on: processor, cores, threads and versions."""
     cores: Iterable[int] = range(os.cpu_count() or 1)
     if hasattr(os, "sched_getaffinity"):
         cores = os.sched_getaffinity(0)
@@ -337,7 +333,7 @@ def _holds(trial: Trial) -> bool:
     return 0 <= time.time() - trial.made < FORGOTTEN_SECONDS
 
 
-def write_trials(folder: Path, threads: int, trials: Iterable[Trial]) -> None:
+def _write_trials(folder: Path, threads: int, trials: Iterable[Trial]) -> None:
     """Keep trials; a cache that cannot be written only costs time."""
     content = json.dumps([trial.to_json() for trial in trials], indent=1)
     with contextlib.suppress(OSError), replacing_in_cache(_path(folder, threads)) as file:
@@ -346,7 +342,7 @@ def write_trials(folder: Path, threads: int, trials: Iterable[Trial]) -> None:
 
 
 def _path(folder: Path, threads: int) -> Path:
-    return folder / f"trials-{machine_key(threads)}.json"
+    return folder / f"trials-{_machine_key(threads)}.json"
 
 
 def prune(folder: Path, most_bytes: int = MOST_BYTES) -> None:
@@ -414,7 +410,7 @@ def make_trials(
         trials = [_try(request, folder, inputs, pair, len(samples)) for pair in pairs]
     known = read_trials(folder, request.threads)
     found = {(trial.engine, trial.precision): trial for trial in (*known, *trials)}
-    write_trials(folder, request.threads, found.values())
+    _write_trials(folder, request.threads, found.values())
     return trials
 
 

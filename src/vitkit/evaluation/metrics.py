@@ -53,7 +53,7 @@ class PredictionCounts:
         # `argmax` of all-NaN logits is class 0, which might be right by chance
         finite = finite_rows(logits)
         hits = finite & (predicted == labels)
-        top_k_hits = hits | (finite & (true_class_ranks(logits, labels) < self.k))
+        top_k_hits = hits | (finite & (_true_class_ranks(logits, labels) < self.k))
         loss = F.cross_entropy(logits, labels, reduction="sum")
         true_probability = probabilities.gather(1, labels[:, None])[:, 0]
         # |p - y|^2 = sum_j p_j^2 - 2 p_label + 1
@@ -147,18 +147,10 @@ class PredictionCounts:
         return total.reshape(self.num_classes, self.num_classes)
 
 
-def true_class_ranks(
+def _true_class_ranks(
     logits: Float[Tensor, "B K"], labels: Int64[Tensor, "B"]
 ) -> Int64[Tensor, "B"]:
-    """Count the classes that come before the true one, in [0, K - 1]; 0 means it is first.
-
-    Of equal logits the class with the lowest number comes first, as in `argmax`. (`topk` takes any
-    of them, so that top-5 could be lower than top-1.)
-
-    Args:
-        logits: (B, K).
-        labels: class numbers (B,), on the same device.
-    """
+    """Count the classes that come before the true one, in [0, K - 1]; 0 means it is first."""
     true_logits = logits.gather(1, labels[:, None])
     numbers = torch.arange(logits.shape[1], device=logits.device)
     tied_before = (logits == true_logits) & (numbers < labels[:, None])

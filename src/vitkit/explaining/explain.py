@@ -43,14 +43,8 @@ def options_for(name: str | None, options: Mapping[str, object]) -> dict[str, ob
     return method_options(method, options)
 
 
-def all_options(method: Method, chosen: Mapping[str, object], depth: int) -> dict[str, object]:
-    """Return the options of a method that was called, its own defaults included.
-
-    Args:
-        method: the method.
-        chosen: the options that were set.
-        depth: layers of the model; negative numbers of layers are counted from there.
-    """
+def _all_options(method: Method, chosen: Mapping[str, object], depth: int) -> dict[str, object]:
+    """Return the options of a method that was called, its own defaults included."""
     # The defaults are written once, in the signature of the method.
     parameters = signature(method.compute).parameters
     options = {name: parameters[name].default for name in method.options if name in parameters}
@@ -161,7 +155,7 @@ class ImageExplainer:
         # (gh, gw), a value for each patch, or (gh, gw, 3)
         model = self._passes if chosen.by_passes else self.checkpoint.model
         (values,) = chosen.compute(model, self.images, **arguments, **set_options)
-        all_set = all_options(chosen, set_options, self.checkpoint.model.spec.depth)
+        all_set = _all_options(chosen, set_options, self.checkpoint.model.spec.depth)
         explanation = self.place(values, chosen.name, all_set)
         return replace(explanation, notes=notes)
 
@@ -244,12 +238,8 @@ MOVED = {"truth": "is called faithfulness", "parts": _SCRIPT, "mosaics": _SCRIPT
 """Keyword that was one of `explain` or of a report -> where it went."""
 
 
-def find_method(name: str) -> Method:
-    """Return a method of `METHODS` by its name.
-
-    Raises:
-        SettingError: another name; the message lists the methods.
-    """
+def _find_method(name: str) -> Method:
+    """Return a method of `METHODS` by its name."""
     # one name, and no list of names
     if not isinstance(name, str) or name not in METHODS:
         raise SettingError(
@@ -276,7 +266,7 @@ def choose_method(
         SettingError: another name; the message lists the methods.
     """
     if name is not None:
-        return find_method(name), ()
+        return _find_method(name), ()
     wanted = {option for option, value in options.items() if value is not None}
     usual = [METHODS[other] for other in DEFAULTS]
     fitting = [method for method in usual if wanted <= set(method.options)] or usual

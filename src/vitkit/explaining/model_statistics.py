@@ -113,7 +113,7 @@ class DepthMeasurement:
             tokens, context, grid = self.model.embed(images)
             if self._pixels is None:
                 self._grid = grid
-                self._pixels = patch_distances(grid, self.model.spec.patch_size).to(tokens)
+                self._pixels = _patch_distances(grid, self.model.spec.patch_size).to(tokens)
             summaries = [self._summary(tokens)]
             for layer, block in enumerate(block_calls(self.model.blocks)):
                 tokens = block(tokens, context._replace(attend=self._attend(layer)))
@@ -128,7 +128,7 @@ class DepthMeasurement:
         similarity = np.concatenate(self._similarity, axis=1)  # L+1 images
         images = similarity.shape[1]
         patches = self._grid[0] * self._grid[1]
-        distances = patch_distances(self._grid, self.model.spec.patch_size)
+        distances = _patch_distances(self._grid, self.model.spec.patch_size)
         return DepthStatistics(
             images,
             self._distance / images,
@@ -171,7 +171,7 @@ class DepthMeasurement:
         return _over_images(distance / total)
 
 
-def patch_distances(grid: Grid, patch_size: tuple[int, int]) -> Float64[Tensor, "N N"]:
+def _patch_distances(grid: Grid, patch_size: tuple[int, int]) -> Float64[Tensor, "N N"]:
     """Return the distances between the centres of all patches, in pixels: (N, N).
 
     >>> patch_distances((1, 3), (16, 8))[0].tolist()

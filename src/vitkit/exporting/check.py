@@ -135,7 +135,7 @@ def paired_logits(
         stop = min(start + BATCH_SIZE, len(images))
         raw = [images.read(index) for index in range(start, stop)]
         inputs = preprocess_images(raw, checkpoint.preprocess)
-        by_torch.append(torch_logits(checkpoint, inputs))
+        by_torch.append(_torch_logits(checkpoint, inputs))
         if description.with_preprocessing:
             # images of different sizes make no batch
             rows = [_checked_run(process.run, pixels[None], description) for pixels in raw]
@@ -152,7 +152,7 @@ def artefact_inputs(images: list[np.ndarray], description: ArtefactDescription) 
     return preprocess_images(images, description.preprocess).numpy()
 
 
-def torch_logits(checkpoint: Checkpoint, inputs: Tensor) -> Tensor:
+def _torch_logits(checkpoint: Checkpoint, inputs: Tensor) -> Tensor:
     """Return the model's logits (B, K) float32."""
     with torch.inference_mode():
         logits: Tensor = checkpoint.model(inputs).float()
@@ -384,7 +384,7 @@ def measure_latency(
         prepared = inputs
         if description.with_preprocessing:
             prepared = preprocess_images([image], checkpoint.preprocess)
-        torch_logits(checkpoint, prepared)
+        _torch_logits(checkpoint, prepared)
 
     def by_baseline(times: int) -> Sequence[float]:
         return _seconds(run_torch, times) if baseline is None else baseline.seconds(batch, times)

@@ -213,9 +213,9 @@ def _export(
         raise SettingError(
             f"--split {sources.split} has no effect without --data; name DATA, or leave it out"
         )
-    refuse_existing_files(out, overwrite=overwrite)
+    _refuse_existing_files(out, overwrite=overwrite)
     checkpoint = as_checkpoint(checkpoint)
-    refuse_inputs(out, checkpoint)
+    _refuse_inputs(out, checkpoint)
     if checkpoint.model.spec.num_classes == 0:
         raise CheckpointError(
             f"{checkpoint.path or 'this model'} has no head and predicts no classes; "
@@ -235,8 +235,8 @@ def _export(
             whole=choice.with_preprocessing,
         )
     job = _Job(out, checkpoint, choice, images, calibration, bounds)
-    with temporary_folder(out) as folder:
-        with named_after(out, folder):
+    with _temporary_folder(out) as folder:
+        with _named_after(out, folder):
             description = job.make(folder / out.name)
         files = move_into_place(folder, out, overwrite=overwrite)
     return ExportReport(out, files, description, description.figures)
@@ -273,11 +273,11 @@ class _Job:
         """
         description = self._describe(self.choice)
         calibration = () if self.calibration is None else self.calibration.images
-        with writing(self.out):
+        with _writing(self.out):
             write_artefact(self.checkpoint, self.choice, path, description, calibration)
         figures, outputs = self._check(path, description)
         described = replace(description, figures=figures)
-        with writing(self.out):
+        with _writing(self.out):
             describe_artefact(path, described)
             text = json.dumps(figures, indent=2) + "\n"
             path.with_name(path.name + FIGURES_ENDING).write_text(text, encoding="utf-8")
@@ -349,7 +349,7 @@ class _Job:
         folder = path.parent / FLOAT32_FOLDER
         choice = replace(self.choice, int8=False, precision="float32")
         twin = folder / path.name
-        with writing(self.out):
+        with _writing(self.out):
             folder.mkdir()
             write_artefact(self.checkpoint, choice, twin, self._describe(choice))
         process = FreshProcess(twin)
@@ -377,7 +377,7 @@ def _companions(out: Path) -> list[Path]:
     return [figures]
 
 
-def refuse_existing_files(out: Path, *, overwrite: bool) -> None:
+def _refuse_existing_files(out: Path, *, overwrite: bool) -> None:
     """Raise `OutputError` for a file that exists, unless it may be replaced, and for a folder."""
     for path in (out, *_companions(out)):
         if path.is_dir():
@@ -389,7 +389,7 @@ def refuse_existing_files(out: Path, *, overwrite: bool) -> None:
             )
 
 
-def refuse_inputs(out: Path, checkpoint: Checkpoint) -> None:
+def _refuse_inputs(out: Path, checkpoint: Checkpoint) -> None:
     """Raise `OutputError` for a file that the checkpoint was read from."""
     given = checkpoint.path
     if given is None:
@@ -403,7 +403,7 @@ def refuse_inputs(out: Path, checkpoint: Checkpoint) -> None:
 
 
 @contextmanager
-def named_after(out: Path, folder: Path) -> Iterator[None]:
+def _named_after(out: Path, folder: Path) -> Iterator[None]:
     """Make errors name the requested file, not the temporary one, and the files that are left."""
     try:
         yield
@@ -419,15 +419,11 @@ def named_after(out: Path, folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def temporary_folder(out: Path) -> Iterator[Path]:
-    """Yield a folder on the file system of `out`, which is deleted at the end.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
+def _temporary_folder(out: Path) -> Iterator[Path]:
+    """Yield a folder on the file system of `out`, which is deleted at the end."""
     # missing folders are created only for a result
     parent = next(folder for folder in out.absolute().parents if os.path.lexists(folder))
-    with writing(out):
+    with _writing(out):
         folder = Path(tempfile.mkdtemp(dir=parent, prefix=f".{out.name}.", suffix=".tmp"))
     try:
         yield folder
@@ -436,7 +432,7 @@ def temporary_folder(out: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def writing(out: Path) -> Iterator[None]:
+def _writing(out: Path) -> Iterator[None]:
     """Turn a system error while writing into an `OutputError` about OUT."""
     try:
         yield
@@ -458,7 +454,7 @@ def move_into_place(folder: Path, out: Path, *, overwrite: bool) -> tuple[Path, 
     written = sorted(folder.iterdir(), key=lambda path: path.name == out.name)
     before = folder / "before"
     placed: list[Path] = []
-    with writing(out):
+    with _writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         before.mkdir()
         try:

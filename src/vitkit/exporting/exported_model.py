@@ -134,7 +134,7 @@ class ModelParts:
     def batches(self, images: Sequence[UInt8[np.ndarray, "_ _ _"]]) -> list[Tensor]:
         """Return prepared images as the batches that `forward` takes: one, or one for each."""
         if self.takes_pixels:  # images of different sizes make no batch
-            return [pixel_batch(image) for image in images]
+            return [_pixel_batch(image) for image in images]
         return [normalise(torch.from_numpy(np.stack(images)), self.preprocess)]
 
     def blank(self) -> Tensor:
@@ -156,7 +156,7 @@ class SessionForward:
         return torch.from_numpy(self.session.logits(np.ascontiguousarray(images.cpu().numpy())))
 
 
-def pixel_batch(image: UInt8[np.ndarray, "H W channels"]) -> UInt8[Tensor, "1 H W 3"]:
+def _pixel_batch(image: UInt8[np.ndarray, "H W channels"]) -> UInt8[Tensor, "1 H W 3"]:
     """Return a decoded image as a batch for a graph that takes pixels of any size."""
     if image.shape[2] == 1:
         image = np.repeat(image, 3, axis=2)
@@ -298,7 +298,7 @@ class _ArtefactPredictions:
         description = self._artefact.description
         if description.with_preprocessing:
             for index, label in enumerate(images.labels):  # images of other sizes make no batch
-                logits = self._logits(pixel_batch(images.read(index)))
+                logits = self._logits(_pixel_batch(images.read(index)))
                 yield logits, torch.from_numpy(np.array([label]))
             return
         yield from predict_batches(

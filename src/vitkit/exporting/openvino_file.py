@@ -28,7 +28,7 @@ CAPABILITIES = {"bfloat16": "BF16"}
 """Precision -> the capability that the CPU needs for it."""
 
 
-def weights_beside(path: Path) -> Path:
+def _weights_beside(path: Path) -> Path:
     """Return the file of the weights, beside the graph."""
     return path.with_suffix(".bin")
 
@@ -66,7 +66,7 @@ def read_openvino_description(path: Path) -> str | None:
     root = _parse(path)
     if root.tag != "net" or root.find("layers") is None:
         raise CheckpointError(f"{path}: not an OpenVINO model; expected <net> with <layers>")
-    weights = weights_beside(path)
+    weights = _weights_beside(path)
     if not weights.is_file():
         raise CheckpointError(f"{path}: its weights {weights.name} are missing; copy both files")
     # In a cache of the Hugging Face Hub both files are links into one folder.

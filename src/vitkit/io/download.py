@@ -180,19 +180,10 @@ def connections(address: str) -> urllib3.PoolManager:
 
 
 @contextmanager
-def open_address(
+def _open_address(
     address: str, attempts: Attempts = ONCE, headers: Mapping[str, str] = AGENT
 ) -> Iterator[urllib3.BaseHTTPResponse]:
-    """Yield a server's response, whose body is a file or the requested range of it.
-
-    Args:
-        address: address of the file; redirections from it are followed.
-        attempts: how often a server is asked if it cannot be reached or is overloaded.
-        headers: of the request. Where the server refuses its `Range`, the whole file is requested.
-
-    Raises:
-        WebError: no such file, a page that is not the file, or the server cannot be reached.
-    """
+    """Yield a server's response, whose body is a file or the requested range of it."""
     with closing(_answer_with_file(address, attempts, headers)) as response:
         yield response
 
@@ -430,8 +421,8 @@ def _check_digest(address: str, part: PartFile, sha256: str) -> None:
 #
 # Received bytes are appended to a part file. The next request asks for the rest (`Range`, `If-
 # Range`: RFC 9110, 13.1.5 and 14.2), and gets the whole file if the server has another version by
-# then. `open_address` repeats what fails before the first byte; `receive` continues what breaks off
-# later.
+# then. `_open_address` repeats what fails before the first byte; `receive` continues what breaks
+# off later.
 
 CHUNK_SIZE = 1 << 20
 MOST_CONTINUED = 100
@@ -449,7 +440,7 @@ def remote_version(address: str, attempts: Attempts = ONCE) -> tuple[str, int | 
     Raises:
         WebError: no such file, or the server cannot be reached.
     """
-    with open_address(address, attempts, AGENT | {"Range": "bytes=0-0"}) as response:
+    with _open_address(address, attempts, AGENT | {"Range": "bytes=0-0"}) as response:
         _, length = _extent(response, 0)
         return _version(response), length
 
@@ -509,7 +500,7 @@ def _request(
     if part.can_continue:
         headers |= {"Range": f"bytes={part.size}-", "If-Range": part.state["version"]}
     received = part.size
-    with open_address(address, attempts, headers) as response:
+    with _open_address(address, attempts, headers) as response:
         start, length = _extent(response, received)
         if not start:  # another version, a shorter file, or a server without ranges
             part.discard()

@@ -107,7 +107,7 @@ class NotebookFigure(Figure):
         Args:
             renderer: matplotlib's.
         """
-        with drawing_style():
+        with _drawing_style():
             super().draw(renderer)
 
     def get_tightbbox(self, renderer: Any = None, **settings: Any) -> Any:
@@ -117,7 +117,7 @@ class NotebookFigure(Figure):
             renderer: matplotlib's; default one for pixels.
             **settings: as for `Figure.get_tightbbox`.
         """
-        with drawing_style():
+        with _drawing_style():
             return super().get_tightbbox(renderer, **settings)
 
     def _repr_png_(self) -> bytes:
@@ -125,17 +125,8 @@ class NotebookFigure(Figure):
 
 
 @contextmanager
-def drawing_style(text: str = "") -> Iterator[str]:
-    """Set the parameters of a drawing, and restore the user's own afterwards.
-
-    The same data give the same bytes, whatever style the user has chosen.
-
-    Args:
-        text: all names that will be drawn; fonts are chosen that have their characters.
-
-    Yields:
-        The characters of `text` that no font has.
-    """
+def _drawing_style(text: str = "") -> Iterator[str]:
+    """Set the parameters of a drawing, and restore the user's own afterwards."""
     families, missing = covering_families(text)
     with rc_context(DEFAULTS | STYLE | {"font.family": families}), warnings.catch_warnings():
         # letters that no font has are drawn as boxes; `NotebookFigure.missing` names them
@@ -155,11 +146,11 @@ def new_figure(width: float, height: float, text: str = "") -> Iterator[Notebook
     Yields:
         The empty figure.
     """
-    with drawing_style(text) as missing:
+    with _drawing_style(text) as missing:
         figure = NotebookFigure(figsize=(width, height), dpi=SCREEN_DPI)
         figure.missing = missing
         yield figure
-        fit_to_contents(figure)
+        _fit_to_contents(figure)
 
 
 @lru_cache(maxsize=16)
@@ -201,12 +192,8 @@ def _characters(path: str) -> set[str]:
         return set()
 
 
-def fit_to_contents(figure: Figure) -> None:
-    """Resize a figure to fit its texts; the drawn elements keep their size.
-
-    Args:
-        figure: with axes alone; a text of the figure itself would not be moved.
-    """
+def _fit_to_contents(figure: Figure) -> None:
+    """Resize a figure to fit its texts; the drawn elements keep their size."""
     box = figure.get_tightbbox()  # inches
     width, height = figure.get_size_inches()
     new_width, new_height = box.width + 2 * PADDING, box.height + 2 * PADDING
@@ -337,7 +324,7 @@ def encode_gif(figures: Sequence[Figure], durations: Sequence[int], software: st
 
 def _encode(figure: Figure, **settings: Any) -> bytes:
     content = BytesIO()
-    with drawing_style():
+    with _drawing_style():
         figure.savefig(content, **settings)
     return content.getvalue()
 

@@ -82,7 +82,7 @@ def draw_panels(
         exact: draw pixels as squares; False smooths them where there are more than dots.
 
     Returns:
-        A figure; `pixel_dpi` of it gives the dots per inch of a file in which no pixel is lost.
+        A figure; `_pixel_dpi` of it gives the dots per inch of a file in which no pixel is lost.
     """
     across = max(1, min(across, len(panels)))
     # All sizes in inches first: a figure is created with its own.
@@ -116,7 +116,7 @@ def draw_panels(
                 axes.get_images()[0].set_interpolation("none" if exact else "auto")
             top -= text
         _write(figure, top + gap / 2, below)
-    _snap(figure, pixel_dpi(figure))
+    _snap(figure, _pixel_dpi(figure))
     return figure
 
 
@@ -150,13 +150,8 @@ def _reduced(image: UInt8[np.ndarray, "_ _ _"]) -> UInt8[np.ndarray, "h w 3"]:
     return np.asarray(Image.fromarray(np.ascontiguousarray(image)).reduce(factor))
 
 
-def pixel_dpi(figure: Figure, least: int = SCREEN_DPI) -> float:
-    """Return dots per inch at which the largest image of a figure keeps each of its pixels.
-
-    Args:
-        figure: as `draw_panels` returns it.
-        least: pixels are drawn as squares of a whole number of dots until there are so many.
-    """
+def _pixel_dpi(figure: Figure, least: int = SCREEN_DPI) -> float:
+    """Return dots per inch at which the largest image of a figure keeps each of its pixels."""
     densest = 0.0
     for axes in figure.axes:
         for image in axes.get_images():
@@ -184,7 +179,7 @@ def save_panels(
     if path.suffix.lower() == ".svg":
         content = encode_svg(figure, software, source)
     else:
-        content = encode_png(figure, software, pixel_dpi(figure), source)
+        content = encode_png(figure, software, _pixel_dpi(figure), source)
     write_bytes(path, content)
 
 

@@ -123,7 +123,7 @@ def _is_missing(name: str | os.PathLike[str]) -> bool:
     text = os.fspath(name)
     # a missing folder or dataset may mean many images, and ends the search
     is_image = text.lower().endswith(IMAGE_ENDINGS) and "://" not in text
-    return is_image and not (os.path.exists(text) or is_pattern(text))
+    return is_image and not (os.path.exists(text) or _is_pattern(text))
 
 
 def _read_lines(descriptor: int, before: Sequence[ImageGroup]) -> Lines:
@@ -177,7 +177,7 @@ def _open(
 
     text = os.fspath(name)
     if is_dataset(name) or (split is not None and os.path.isdir(text)):
-        yield from open_parts(name, split, data_root)
+        yield from _open_parts(name, split, data_root)
     elif split is not None:
         raise DataError.about(
             "split",
@@ -204,9 +204,9 @@ def _find_files(name: str, warnings: list[str], datasets: Sequence[str]) -> File
             hint = _HINTS[path.suffix.lower()].format(escape(name))
             raise DataError(f"{escape(name)}: {_NO_IMAGE}{hint}")
         return Files([name])  # a named file needs no image extension
-    if is_pattern(name):
-        files = match_files(name)
-        folder = literal_folder(name)
+    if _is_pattern(name):
+        files = _match_files(name)
+        folder = _literal_folder(name)
         if not files:
             raise DataError(f"{escape(name)}: no image matches; {_contents(folder)}")
         return Files(files, folder)
@@ -273,7 +273,7 @@ def count_images(images: Iterable[AnyImage]) -> int | None:
 ANY_FOLDERS = "**"
 
 
-def is_pattern(text: str) -> bool:
+def _is_pattern(text: str) -> bool:
     """Return True for a text with `*`, `?` or `[`.
 
     >>> is_pattern("photos/*.png"), is_pattern("photos/a.png")
@@ -282,18 +282,8 @@ def is_pattern(text: str) -> bool:
     return glob.has_magic(text)
 
 
-def match_files(pattern: str) -> list[str]:
-    """Return the images that match a pattern, sorted, each once.
-
-    `**` stands for any number of folders; hidden files and folders are left out. A folder that
-    matches a pattern without `**` stands for all images in it, as it does in a shell.
-
-    Args:
-        pattern: a path with wildcards.
-
-    Raises:
-        DataError: a folder that cannot be listed.
-    """
+def _match_files(pattern: str) -> list[str]:
+    """Return the images that match a pattern, sorted, each once."""
     parts = Path(pattern).parts
     if ANY_FOLDERS not in parts:
         return sorted(_images_of(glob.glob(pattern)))
@@ -304,12 +294,12 @@ def match_files(pattern: str) -> list[str]:
     for folder in filter(os.path.isdir, glob.glob(str(start)) if at else ["."]):
         # the listing follows links and ends where they lead in circles, which `glob` does not
         for path in list_folder(Path(folder), follow_links=True).paths():
-            if matches(path, rest):
+            if _matches(path, rest):
                 found.add(os.path.join(folder, *path) if at else os.path.join(*path))
     return sorted(found)
 
 
-def literal_folder(pattern: str) -> Path:
+def _literal_folder(pattern: str) -> Path:
     """Return the folders at the beginning of a pattern that have no wildcard.
 
     >>> literal_folder("photos/2024/*/a.png").as_posix()
@@ -317,13 +307,13 @@ def literal_folder(pattern: str) -> Path:
     """
     folder = Path()
     for part in Path(pattern).parts[:-1]:
-        if is_pattern(part):
+        if _is_pattern(part):
             break
         folder /= part
     return folder
 
 
-def matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
+def _matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
     """Return True if the parts of a path match those of a pattern, `**` any number of them.
 
     A pattern that ends in `**` matches all files below.
@@ -337,8 +327,8 @@ def matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
     if first == ANY_FOLDERS:
         if not rest:
             return True
-        return any(matches(path[skipped:], rest) for skipped in range(len(path)))
-    return bool(path) and fnmatch.fnmatchcase(path[0], first) and matches(path[1:], rest)
+        return any(_matches(path[skipped:], rest) for skipped in range(len(path)))
+    return bool(path) and fnmatch.fnmatchcase(path[0], first) and _matches(path[1:], rest)
 
 
 def _images_of(names: Sequence[str]) -> Iterator[str]:
@@ -354,19 +344,10 @@ def _images_of(names: Sequence[str]) -> Iterator[str]:
 # The images of datasets with their labels, in the order of their source.
 
 
-def open_parts(
+def _open_parts(
     name: str | os.PathLike[str], split: str | None, data_root: str | os.PathLike[str] | None
 ) -> Iterator[ImageGroup]:
-    """Yield the splits of a dataset, or one of them.
-
-    Args:
-        name: name of the dataset, its address or its path.
-        split: the split; all where None.
-        data_root: as for `open_dataset`.
-
-    Raises:
-        DataError: a split that does not exist, or a dataset that cannot be opened.
-    """
+    """Yield the splits of a dataset, or one of them."""
     path = Path(name)
     is_list = path.suffix.lower() in LISTS and path.is_file()
     # a list is read as it stands: in its order, also without labels or with a single class

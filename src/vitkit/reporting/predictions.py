@@ -297,19 +297,14 @@ class RunImages:
         path = split.path(place)  # another split has another image in this place
         if path not in self._encoded:
             try:
-                self._encoded[path] = encode_thumbnail(split.read(place))
+                self._encoded[path] = _encode_thumbnail(split.read(place))
             except (ImageError, OSError):
                 self._encoded[path] = None
         return self._encoded[path]
 
 
-def encode_thumbnail(pixels: UInt8[np.ndarray, "H W C"]) -> str:
-    """Return an image as an address that contains it.
-
-    Args:
-        pixels: (H, W, 3) RGB or (H, W, 1) grey; a small image stays as it is, a larger one is
-            reduced to 96 pixels.
-    """
+def _encode_thumbnail(pixels: UInt8[np.ndarray, "H W C"]) -> str:
+    """Return an image as an address that contains it."""
     image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
     if max(image.size) <= SHARP:
         return data_address(image, "png")

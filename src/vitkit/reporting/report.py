@@ -189,12 +189,8 @@ SHEET_DPI = 110
 """Dots an inch of the sheet."""
 
 
-def what_was_learned(run: ReportedRun) -> dict[str, Any]:
-    """Return the sheet of a model: filters, positions, and attention over depth.
-
-    Raises:
-        Missing: no weights, or a model that the sheet cannot show.
-    """
+def _what_was_learned(run: ReportedRun) -> dict[str, Any]:
+    """Return the sheet of a model: filters, positions, and attention over depth."""
     command = run.command("explain", run.root, "--model", "--output", run.root / "model")
     if run.checkpoint is None:
         raise Missing(
@@ -269,7 +265,7 @@ SECTIONS = (
     Section("mistakes", "Most confident mistakes", mistakes),
     Section("suspects", "Suspected wrong labels", suspects),
     Section("calibration", "Calibration", calibration),
-    Section("learned", "What the model has learned", what_was_learned),
+    Section("learned", "What the model has learned", _what_was_learned),
     Section("check", "Check of the data", check_findings),
     Section("augmented", "Augmented images", augmented),
     Section("costs", "Time and memory", costs),

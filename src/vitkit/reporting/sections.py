@@ -357,7 +357,7 @@ def confusion(run: ReportedRun) -> dict[str, Any]:
             f"{count:,}. This command writes it as a table.",
             run.command("eval", run.root, run.data, "--confusion", run.root / "confusion.csv"),
         )
-    counts = confusion_counts(predictions)
+    counts = _confusion_counts(predictions)
     if count <= MOST_IN_A_TABLE:
         shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
         rows = []
@@ -436,7 +436,7 @@ def _predictions_or_none(run: ReportedRun) -> Predictions | None:
         return None
 
 
-def confusion_counts(predictions: Predictions) -> Int64[np.ndarray, "K K"]:
+def _confusion_counts(predictions: Predictions) -> Int64[np.ndarray, "K K"]:
     """Return the images of class i predicted as class j, at [i, j]."""
     size = len(predictions.classes)
     pairs = predictions.labels * size + predictions.predicted

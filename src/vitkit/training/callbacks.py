@@ -281,7 +281,7 @@ class HandleBadNumbers(Callback):
             return
         progress.skipped += 1
         progress.skipped_in_a_row += 1
-        text = describe_bad_step(self.run, result, trainer.learning_rate)
+        text = _describe_bad_step(self.run, result, trainer.learning_rate)
         stops = self.run.plan.config.on_nan == "stop"
         # the step changed nothing, so it is not counted: a resumed run makes it again
         if stops or progress.skipped_in_a_row >= MOST_SKIPPED:
@@ -319,7 +319,7 @@ class HandleBadNumbers(Callback):
             )
 
 
-def describe_bad_step(run: Run, result: StepResult, rate: float) -> str:
+def _describe_bad_step(run: Run, result: StepResult, rate: float) -> str:
     """Name the non-finite value of the last step, with the images of its batch."""
     step, plan = run.progress.step - 1, run.plan
     indices, where = plan.steps.indices(step), ""

@@ -86,19 +86,8 @@ class Distillation:
         return (1 - self.alpha) * label_loss + self.alpha * teacher_loss
 
 
-def student_logits(student: nn.Module, images: Images) -> tuple[Logits, Logits]:
-    """Return the logits that learn from the labels and those that learn from the teacher.
-
-    They are different for a `ViT` with a distillation token and for a module that returns a pair
-    (the distilled models of timm and DeiT in training mode); otherwise they are the same tensor.
-
-    Args:
-        student: images (B, C, H, W) -> logits (B, K), a pair of them, or an object with `.logits`.
-        images: normalised for the student.
-
-    Raises:
-        SettingError: a `ViT` with two heads is wrapped in a module that returns only their mean.
-    """
+def _student_logits(student: nn.Module, images: Images) -> tuple[Logits, Logits]:
+    """Return the logits that learn from the labels and those that learn from the teacher."""
     if isinstance(student, ViT) and student.spec.distillation_token:
         return student.forward_heads(student.forward_features(images))
     output = student(images)
@@ -422,7 +411,7 @@ class DistillingObjective(Objective):
     """Model and loss on labels and teacher targets; a distillation head learns the latter.
 
     Args:
-        model: a student with one head or two; see `student_logits`.
+        model: a student with one head or two; see `_student_logits`.
         loss: loss on logits and labels.
         precision: as for `Objective`.
         device: device of the model.
@@ -444,7 +433,7 @@ class DistillingObjective(Objective):
         """Return the mean loss of a batch with teacher targets."""
         assert fed.soft is not None, "transformed by `TeacherTargets`"
         with autocast(self.precision, self.device):
-            label_logits, distillation_logits = student_logits(self.model, fed.images)
+            label_logits, distillation_logits = _student_logits(self.model, fed.images)
         # The losses are computed in float32, whatever the precision of the model.
         label_loss = self.label_loss(label_logits.float(), fed)
         return self.distillation.loss(label_loss, distillation_logits.float(), fed.soft)
@@ -524,7 +513,7 @@ class DistillWrapper(nn.Module):
         """
         # without gradients, in the teacher's own size and normalisation
         teacher_logits = self.teacher(images, self.preprocess)
-        label_logits, distillation_logits = student_logits(self.student, images)
+        label_logits, distillation_logits = _student_logits(self.student, images)
         if teacher_logits.shape != distillation_logits.shape:
             raise SettingError(
                 f"the teacher has {teacher_logits.shape[1]} classes and the student "

@@ -101,7 +101,7 @@ def prepare_folder(run: Run, stopped: StoppedRun | None, *, finished: bool = Fal
         for line in lines:
             log.info(line)
     if not finished:
-        log_settings(run)
+        _log_settings(run)
     # services are started by one process, too
     world.broadcast_from_main(lambda: log.track(config.logger, stored.to_json()))
     if config.save_augmented_grid and stopped is None:
@@ -196,7 +196,7 @@ def log_model(plan: Plan, log: RunLog, model: ViT) -> None:
     )
 
 
-def log_settings(run: Run) -> None:
+def _log_settings(run: Run) -> None:
     """Log all settings, including the tuned ones, and the steps."""
     plan, log, world = run.plan, run.log, run.world
     config = plan.config

@@ -131,7 +131,7 @@ def launch(config: TrainConfig, callbacks: Sequence[Callable[[], object]] = ()) 
                     stdin=subprocess.PIPE,  # closes with this process, however it ends
                     process_group=0,  # Ctrl-C reaches this process only, and is forwarded once
                 )
-                ranks.append(Rank(number, process, report_file(folder, number)))
+                ranks.append(Rank(number, process, _report_file(folder, number)))
             _supervise(ranks, stop, config.timeout)
             return _result(ranks, stop, folder)
         finally:  # whatever happened, no process is left behind
@@ -288,7 +288,7 @@ ORPHAN_GRACE = 30.0
 """Seconds in which a process whose launcher has ended must save its state."""
 
 
-def report_file(folder: Path, rank: int) -> Path:
+def _report_file(folder: Path, rank: int) -> Path:
     """Return the file to which a process writes its result or its error."""
     return folder / f"rank-{rank}.json"
 
@@ -302,7 +302,7 @@ def serve(folder: Path, train: Callable[[TrainConfig, Any], Any]) -> int:
     """
     rank = int(os.environ["RANK"])
     threading.Thread(target=_end_with_launcher, daemon=True).start()
-    report = report_file(folder, rank)
+    report = _report_file(folder, rank)
     try:
         request = json.loads((folder / REQUEST).read_bytes())
         # the launcher's sys.path, as callbacks may be in a folder that only the launcher knows

@@ -200,12 +200,12 @@ def make_plan(
     start = (named or _start(decided, resumes))(dataset.classes)
     check_head(config, decided.opt, start.spec, start.weights)
     train = dataset.splits["train"]
-    steps = training_steps(decided, train, start.preprocess, world)
+    steps = _training_steps(decided, train, start.preprocess, world)
     check_warmup(decided, steps.steps_per_epoch)
     notes += [*data_notes, *start.notes, *balance_notes(config, dataset)]
     notes += notes_on_settings(decided, world.size, steps.steps_per_epoch)
     notes += [] if resumes else note_on_colours(config, start.spec, train)
-    workers, worker_notes = loader_processes(config.workers, train, world)
+    workers, worker_notes = _loader_processes(config.workers, train, world)
     # last, as it may take long to load
     teacher, teacher_notes = None, list[str]()
     if config.teacher is not None:
@@ -347,7 +347,7 @@ def user_transform(config: RunConfig) -> UserTransform | None:
     return UserTransform(import_transform(config.transform), config.transform, config.seed)
 
 
-def augmentation_of(config: RunConfig) -> Augmentation:
+def _augmentation_of(config: RunConfig) -> Augmentation:
     """Return the random changes to the training images of a run."""
     return Augmentation(
         flip=config.flip,
@@ -378,7 +378,7 @@ def make_transform(plan: Plan) -> BatchTransform:
             seed=config.seed,
         )
     return BatchTransform(
-        plan.preprocess, plan.device, augmentation_of(config), mixing, seed=config.seed
+        plan.preprocess, plan.device, _augmentation_of(config), mixing, seed=config.seed
     )
 
 
@@ -388,20 +388,10 @@ MOST_WORKERS = 8
 """Loader processes of each process by default, at most."""
 
 
-def training_steps(
+def _training_steps(
     config: RunConfig, train: Split, preprocess: Preprocess, world: ProcessGroup
 ) -> TrainingSteps:
-    """Return every training batch of the run, of which this process loads its part.
-
-    Args:
-        config: the settings, all of them decided.
-        train: the training images.
-        preprocess: size of the model's images.
-        world: the processes that share each batch.
-
-    Raises:
-        UserError: more images in a batch than there are, or a transform that cannot be imported.
-    """
+    """Return every training batch of the run, of which this process loads its part."""
     batch_size = config.batch_size
     if config.probe is not None or config.find_batch_size:
         # neither a probe nor a later search must be refused for small data
@@ -409,7 +399,7 @@ def training_steps(
     return TrainingSteps(
         train,
         preprocess,
-        augmentation_of(config),
+        _augmentation_of(config),
         batch_size=batch_size,
         seed=config.seed,
         rank=world.rank,
@@ -422,16 +412,10 @@ def training_steps(
     )
 
 
-def loader_processes(
+def _loader_processes(
     workers: int | None, train: Split, world: ProcessGroup
 ) -> tuple[int, list[str]]:
-    """Return the number of loader processes, and a note where it exceeds the cores.
-
-    Args:
-        workers: the setting; `None` for the default.
-        train: the images; those in memory need no workers.
-        world: processes on this machine share its cores.
-    """
+    """Return the number of loader processes, and a note where it exceeds the cores."""
     cores = max(1, available_cores() // world.local_size)
     if workers is None:
         # images in memory take longer to send to another process than to read

@@ -118,12 +118,8 @@ BEFORE_THEM: Settings = {"resizer": "pillow"}
 """Newer settings whose default differs from what runs did before they existed."""
 
 
-def stored_settings(run: RunFolder) -> Settings:
-    """Return the settings in a run's config.yaml; missing newer ones get the values of that time.
-
-    Raises:
-        SettingError: they cannot be read.
-    """
+def _stored_settings(run: RunFolder) -> Settings:
+    """Return the settings in a run's config.yaml; newer ones get the values of that time."""
     return BEFORE_THEM | read_yaml(run.config)
 
 
@@ -136,7 +132,7 @@ def describe_stopped_run(run: RunFolder) -> dict[str, Any]:
     """
     state, passed_over = newest_state(run.state)
     manifest = manifest_of(state)
-    before = TrainConfig(**stored_settings(run)).to_json()
+    before = TrainConfig(**_stored_settings(run)).to_json()
     # the state's own settings count, should config.yaml have been edited
     # a state of another version may have settings that are gone
     known = field_names(TrainConfig)
@@ -215,7 +211,7 @@ def keep_earlier_decisions(config: TrainConfig) -> TrainConfig:
     if config.resume != "auto" or config.output is None:
         return config
     try:
-        before = TrainConfig(**stored_settings(RunFolder(Path(config.output))))
+        before = TrainConfig(**_stored_settings(RunFolder(Path(config.output))))
     except SettingError:
         return config
     merged = _with_decisions(config, before)
@@ -308,22 +304,14 @@ def resumed_settings(
     folder = None if resume is None else resumed_folder(resume, output)
     if folder is None:
         return {}
-    settings = stored_settings(folder)
+    settings = _stored_settings(folder)
     for name in ("resume", "overwrite"):  # of the call, not of the run
         settings.pop(name, None)
     return settings | {"output": str(folder.root)}
 
 
-def settings_of_call(given: Settings) -> TrainConfig:
-    """Merge the settings of a call with those of its recipe and of the run that it resumes.
-
-    Args:
-        given: the settings that were passed, `recipe`, `resume` and `output` among them; they take
-            precedence over the recipe, and the recipe over the stopped run.
-
-    Raises:
-        UserError: wrong settings, no such recipe, no such run, or no data for a new one.
-    """
+def _settings_of_call(given: Settings) -> TrainConfig:
+    """Merge the settings of a call with those of its recipe and of the run that it resumes."""
     recipe = recipe_settings(given.get("recipe"))
     stored = resumed_settings(given.get("resume"), given.get("output"), recipe)
     if "data" not in given and "data" not in stored:
@@ -391,6 +379,6 @@ def settings_of_python_call(
     with given(objects), kept_data(data) as address:
         if address is not None:
             texts["data"] = address
-        config = settings_of_call(texts)
+        config = _settings_of_call(texts)
         refuse_missing(config)
         yield config

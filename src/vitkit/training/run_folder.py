@@ -228,11 +228,11 @@ def resumed_folder(resume: str, output: str | None) -> RunFolder | None:
         if not output:
             raise SettingError("--resume auto needs --output, the run folder to resume")
         folder = RunFolder(Path(os.path.expanduser(output)))
-        return folder if has_state(folder) else None
+        return folder if _has_state(folder) else None
     folder = RunFolder(Path(os.path.expanduser(resume)))
     if not folder.root.is_dir():
         raise OutputError(f"--resume {resume}: no such run folder; {nearest_parent(folder.root)}")
-    if not has_state(folder):
+    if not _has_state(folder):
         if not _is_run(folder):
             raise OutputError(
                 f"--resume {resume}: not a run folder, it has no config.yaml of a run; name the "
@@ -240,22 +240,19 @@ def resumed_folder(resume: str, output: str | None) -> RunFolder | None:
             )
         mend = "start without --resume (add --overwrite to rename this folder)"
         for config in folder.root.glob("*/config.yaml"):  # the run is a search: name its candidates
-            if has_state(RunFolder(config.parent)):
+            if _has_state(RunFolder(config.parent)):
                 mend = f"resume one of its candidates, such as --resume {config.parent}"
         raise OutputError(f"--resume {resume}: no saved state in {folder.state}; {mend}")
     return folder
 
 
-def has_state(folder: RunFolder) -> bool:
+def _has_state(folder: RunFolder) -> bool:
     """Return whether there is a state to resume from."""
     return folder.config.is_file() and bool(list_states(folder.state))
 
 
-def died_early(folder: RunFolder) -> bool:
-    """Return whether a folder is a run that ended before its first state, and nothing else.
-
-    Such a folder has only files that a run leaves, and neither a state nor weights.
-    """
+def _died_early(folder: RunFolder) -> bool:
+    """Return whether a folder is a run that ended before its first state, and nothing else."""
     names = {path.name for path in folder.root.iterdir()}
     # The lock is written before the settings.
     begun = _has_run_config(folder) or (LOCK in names and folder.config.name not in names)
@@ -266,7 +263,7 @@ def died_early(folder: RunFolder) -> bool:
 
 
 def _is_run(folder: RunFolder) -> bool:
-    return _has_run_config(folder) or folder.search.is_file() or died_early(folder)
+    return _has_run_config(folder) or folder.search.is_file() or _died_early(folder)
 
 
 def _has_run_config(folder: RunFolder) -> bool:
@@ -342,14 +339,14 @@ def _refuse_to_put_aside(folder: RunFolder, entries: list[str], config: TrainCon
             f"--output {root} is or contains the working folder, so --overwrite cannot rename "
             "it; choose another --output"
         )
-    if config.resume == "auto" and not died_early(folder):
+    if config.resume == "auto" and not _died_early(folder):
         raise OutputError(
             f"--resume auto: {root} has no saved state, but files of a run; choose another "
             "--output, or pass --overwrite instead of --resume auto to rename it"
         )
     if config.resume != "auto" and not config.overwrite:
         # a run that failed before its first state cannot be resumed
-        resume = f"resume with --resume {root}, " if has_state(folder) else ""
+        resume = f"resume with --resume {root}, " if _has_state(folder) else ""
         raise OutputError(
             f"--output {root} exists; {resume}choose another --output, or pass --overwrite to "
             "rename the old folder"
@@ -369,12 +366,12 @@ def new_folder(config: TrainConfig, log: Callable[[str], object]) -> RunFolder:
     check_output(config)
     try:
         if config.output is None:
-            return RunFolder(next_numbered(config))
+            return RunFolder(_next_numbered(config))
         root = Path(config.output)
         if root.is_dir() and any(root.iterdir()):  # `check_output` has allowed it
             resolved = root.resolve()
             with locked(resolved):  # another process may be training there
-                renamed = first_free(resolved)
+                renamed = _first_free(resolved)
                 resolved.rename(renamed)
             log(f"renamed: the files of {root} are now in {renamed}")
         root.mkdir(parents=True, exist_ok=True)
@@ -386,7 +383,7 @@ def new_folder(config: TrainConfig, log: Callable[[str], object]) -> RunFolder:
 # Names of run folders: runs/DATA-MODEL-N by default, and FOLDER.old-N of renamed ones.
 
 
-def next_numbered(config: TrainConfig) -> Path:
+def _next_numbered(config: TrainConfig) -> Path:
     """Create runs/DATA-MODEL-N with the first free N."""
     model = config.model
     if model is None and config.pretrained:
@@ -410,7 +407,7 @@ def _file_name(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", Path(name).name).strip("-.") or "data"
 
 
-def first_free(resolved: Path) -> Path:
+def _first_free(resolved: Path) -> Path:
     """Return FOLDER.old-N with the first free N."""
     paths = (resolved.with_name(f"{resolved.name}.old-{number}") for number in count(1))
     return next(path for path in paths if not path.exists())

@@ -121,7 +121,7 @@ class Save(Callback):
         world = self.run.world
         # gathered by all processes, written by the first
         model = whole or unsharded_model(self.run.model_to_save, world)
-        world.broadcast_from_main(lambda: write_weights(path, model, self.run, metrics or {}))
+        world.broadcast_from_main(lambda: _write_weights(path, model, self.run, metrics or {}))
 
     def save_between_steps(self) -> bool:
         """Save the steps that are not saved yet; return False if several processes cannot."""
@@ -209,19 +209,8 @@ def _out_of_memory(run: Run) -> SettingError:
     )
 
 
-def write_weights(path: Path, model: ViT, run: Run, metrics: dict[str, Metrics]) -> str:
-    """Write a model in one piece as a file that describes itself; returns the path.
-
-    Args:
-        path: path of the file.
-        model: the weights, not sharded.
-        run: has preprocessing, classes, settings and data.
-        metrics: split -> scores of these weights.
-
-    Raises:
-        CheckpointError: a weight is not a finite number.
-        OutputError: the file cannot be written.
-    """
+def _write_weights(path: Path, model: ViT, run: Run, metrics: dict[str, Metrics]) -> str:
+    """Write a model in one piece as a file that describes itself; returns the path."""
     plan, dataset = run.plan, run.plan.dataset
     described = {
         "name": dataset.name,

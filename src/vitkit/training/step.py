@@ -132,7 +132,7 @@ class TrainingStep:
             # Sizes that vary (`progressive`) are compiled one by one: with sizes for variables,
             # torch's compiler fails at the interpolation of positions.
             objective.compile(dynamic=False)
-        self._parallel = data_parallel(self.objective, self.model, self.world)
+        self._parallel = _data_parallel(self.objective, self.model, self.world)
 
     def __call__(self, batch: Batch, step: int) -> StepResult:
         """Make the step; where a number is not finite the weights stay as they are.
@@ -149,7 +149,7 @@ class TrainingStep:
             self._seed(step, part)
             fed = self.transform(micro, step, part)
             # The processes exchange gradients once, with the last micro-batch.
-            with exchanging_gradients(self._parallel, self.model, self.world, number == last):
+            with _exchanging_gradients(self._parallel, self.model, self.world, number == last):
                 # mean over the parts: each is a mean over equally many images
                 loss = self._parallel(fed) / self.accumulate
                 (loss if self.scale is None else loss * self.scale.scale).backward()
@@ -209,14 +209,8 @@ class TrainingStep:
 # Several processes with a whole model each: wrapped in DDP, which averages their gradients.
 
 
-def data_parallel(objective: nn.Module, model: nn.Module, world: ProcessGroup) -> nn.Module:
-    """Wrap the objective in DDP if several processes each hold the whole model.
-
-    Args:
-        objective: model and loss in one module.
-        model: the model in it.
-        world: the processes that share the batch.
-    """
+def _data_parallel(objective: nn.Module, model: nn.Module, world: ProcessGroup) -> nn.Module:
+    """Wrap the objective in DDP if several processes each hold the whole model."""
     if world.size == 1 or has_shards(model):
         return objective
     # Parameters without a gradient are searched for only if a head is unused. The memory layout
@@ -232,17 +226,10 @@ def data_parallel(objective: nn.Module, model: nn.Module, world: ProcessGroup) -
     )
 
 
-def exchanging_gradients(
+def _exchanging_gradients(
     wrapped: nn.Module, model: nn.Module, world: ProcessGroup, last: bool
 ) -> AbstractContextManager[None]:
-    """Return the context of a micro-batch: gradients are exchanged only after the last one.
-
-    Args:
-        wrapped: what `data_parallel` returned.
-        model: the model in it, whole or sharded.
-        world: the processes that share the batch.
-        last: this is the last micro-batch of the step.
-    """
+    """Return the context of a micro-batch: gradients are exchanged only after the last one."""
     if isinstance(wrapped, nn.parallel.DistributedDataParallel):
         quiet: AbstractContextManager[None] = wrapped.no_sync()
         return nullcontext() if last else quiet

@@ -141,7 +141,7 @@ def _begin(
     resumes = stopped is not None
     plan = make_plan_in_turn(config, world, resumes=resumes)
     # before the folder is created, which a wrong callback would leave behind
-    further = [*(make() for make in callbacks), *import_callbacks(config.callbacks)]
+    further = [*(make() for make in callbacks), *_import_callbacks(config.callbacks)]
     folder, folder_notes = claim_folder(config, stopped, world, stack)
     world.announce(folder.root)
     threads = plan.config.threads or torch.get_num_threads()
@@ -300,21 +300,13 @@ def make_run(
 # The user's own callbacks, made from the classes, functions or objects that the settings name.
 
 
-def import_callbacks(names: Sequence[str]) -> list[Callback]:
-    """Return the callbacks of these names: objects, or made by classes or functions.
-
-    Raises:
-        SettingError: one that cannot be imported or made, or is no `vitkit.Callback`.
-    """
-    return [as_callback(import_setting("callbacks", name), name) for name in names]
+def _import_callbacks(names: Sequence[str]) -> list[Callback]:
+    """Return the callbacks of these names: objects, or made by classes or functions."""
+    return [_as_callback(import_setting("callbacks", name), name) for name in names]
 
 
-def as_callback(thing: Any, name: str) -> Callback:
-    """Return a callback, or the one that a class or a function without arguments makes.
-
-    Raises:
-        SettingError: it cannot be made, or is no `vitkit.Callback`.
-    """
+def _as_callback(thing: Any, name: str) -> Callback:
+    """Return a callback, or the one that a class or a function without arguments makes."""
     made = thing
     # an object may be a callback and callable as well
     if callable(thing) and not isinstance(thing, Callback):

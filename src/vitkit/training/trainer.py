@@ -78,13 +78,13 @@ def call_event(callback: Callback, event: str, *arguments: object) -> None:
         getattr(callback, event)(*arguments)
     except Exception as error:  # a callback of the user may raise anything
         # errors of vitkit have their message; one of vitkit's callbacks is a bug
-        if isinstance(error, VitkitError) or is_own(callback):
+        if isinstance(error, VitkitError) or _is_own(callback):
             raise
         name = f"the callback {type(callback).__qualname__}"
         raise UserCodeError.raised_by(name, error, f"in {event}") from error
 
 
-def is_own(callback: Callback) -> bool:
+def _is_own(callback: Callback) -> bool:
     """Return True for a callback of vitkit's."""
     return type(callback).__module__.startswith("vitkit.")
 
@@ -222,6 +222,6 @@ class Trainer:
                 call_event(callback, event, self, *arguments)
             except Exception as error:  # as above: raised again after the run is saved
                 # vitkit's callbacks depend on each other; other processes may not have failed
-                if is_own(callback) or self.training_step.world.size > 1:
+                if _is_own(callback) or self.training_step.world.size > 1:
                     raise
                 self.end(error=error)

@@ -75,7 +75,7 @@ def find_batch_size(
     size = min(max(SMALLEST, more_than_views), limit)
     chosen, best = size, 0.0
     speeds = []
-    with preserve_generators(plan.device):
+    with _preserve_generators(plan.device):
         while size <= limit:
             speed = _images_per_second(plan, model, size, clock)
             if not speed:
@@ -125,7 +125,7 @@ def _images_per_second(plan: Plan, model: ViT, size: int, clock: Callable[[], fl
 # Check whether torch.compile works on this machine.
 
 
-def compiler_problem(device: torch.device) -> str | None:
+def _compiler_problem(device: torch.device) -> str | None:
     """Return in a few words why torch.compile cannot work on a device; `None` if it can."""
     if device.type == "cuda":
         from torch.utils._triton import has_triton  # imported here: it takes a second
@@ -202,7 +202,7 @@ def find_lr(plan: Plan, model: ViT) -> FoundRate:
         NonFiniteError: the loss or its gradient is not a finite number, whatever the rate.
     """
     start = time.monotonic()
-    with preserve_generators(plan.device):
+    with _preserve_generators(plan.device):
         test = _run_range_test(plan, model)
     if not test.rates:
         raise NonFiniteError(
@@ -268,7 +268,7 @@ def trial(plan: Plan, model: ViT) -> TrainingStep:
     return make_step(plan, objective, optimizer)
 
 
-def preserve_generators(device: torch.device) -> AbstractContextManager[None]:
+def _preserve_generators(device: torch.device) -> AbstractContextManager[None]:
     """Restore torch's random generators after a block, so that a trial does not change the run."""
     gpus = [device] if device.type == "cuda" else []  # the CPU generator is always restored
     return torch.random.fork_rng(gpus)
@@ -310,7 +310,7 @@ def tune_settings(
     decided: Settings = {"find_lr": False, "find_batch_size": False}
     decided |= _arithmetic(plan, model, log)
     if config.compile:
-        problem = compiler_problem(plan.device)
+        problem = _compiler_problem(plan.device)
         if problem is None:
             log("compile: the first steps take long, as they are compiled")
         elif resumes:

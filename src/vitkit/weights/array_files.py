@@ -85,7 +85,7 @@ def open_safetensors(path: Path, documents: Mapping[str, dict[str, Any]]) -> Sou
         dtypes[name] = entry["dtype"]
         # Offsets count from the end of the header, which follows 8 bytes with its length.
         start = 8 + length + entry["data_offsets"][0]
-        readers[name] = bytes_reader(file, start, entry["dtype"], shapes[name])
+        readers[name] = _bytes_reader(file, start, entry["dtype"], shapes[name])
     return Source(Header(path, shapes, dtypes, metadata, documents), readers, files)
 
 
@@ -115,24 +115,10 @@ def _header_length(path: Path, file: io.BufferedReader) -> int:
     return length
 
 
-def bytes_reader(
+def _bytes_reader(
     file: io.BufferedReader, start: int, dtype: str, shape: tuple[int, ...]
 ) -> Callable[[], Tensor]:
-    """Return the function that reads one tensor from a file's plain bytes, little-endian.
-
-    Plain reading, no memory map: a file that is overwritten or cut off while a model of it lives
-    would change the model or end the process.
-
-    Args:
-        file: open for reading.
-        start: offset of the tensor's first byte in it.
-        dtype: as safetensors names it.
-        shape: shape of the tensor.
-
-    Returns:
-        A function that raises `ValueError` for a file that has become shorter, or for a dtype that
-        torch does not have.
-    """
+    """Return the function that reads one tensor from a file's plain bytes, little-endian."""
 
     def read() -> Tensor:
         if dtype not in TORCH_DTYPES:
@@ -216,10 +202,10 @@ def open_npz(path: Path, documents: Mapping[str, dict[str, Any]]) -> Source:
             for entry in checked_entries(path, archive):
                 name = entry.filename.removesuffix(".npy")
                 with archive.open(entry) as file:
-                    shape, dtype = array_header(f"{path}: {name}", file, entry.file_size)
+                    shape, dtype = _array_header(f"{path}: {name}", file, entry.file_size)
                 shapes[name] = shape
                 dtypes[name] = dtype
-                readers[name] = array_reader(archive, entry)
+                readers[name] = _array_reader(archive, entry)
             return Source(Header(path, shapes, dtypes, {}, documents), readers, files.pop_all())
     except READ_ERRORS as error:
         raise CheckpointError(
@@ -227,20 +213,10 @@ def open_npz(path: Path, documents: Mapping[str, dict[str, Any]]) -> Source:
         ) from None
 
 
-def array_header(
+def _array_header(
     name: str, file: io.BufferedIOBase | IO[bytes], size: int
 ) -> tuple[tuple[int, ...], str]:
-    """Return shape and dtype of an array, checked against the bytes that its entry declares.
-
-    Args:
-        name: name of the array, for messages.
-        file: at the start of the array.
-        size: bytes of the entry.
-
-    Raises:
-        CheckpointError: objects, fields, or another size than the entry has.
-        Exception: one of `READ_ERRORS`.
-    """
+    """Return shape and dtype of an array, checked against the bytes that its entry declares."""
     with warnings.catch_warnings():
         # numpy warns when it repairs headers of Python 2; no weights have such headers.
         warnings.simplefilter("error")
@@ -262,7 +238,7 @@ def array_header(
     return sides, dtype.str
 
 
-def array_reader(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Callable[[], Tensor]:
+def _array_reader(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Callable[[], Tensor]:
     """Return the function that reads one array, in the machine's byte order."""
 
     def read() -> Tensor:

@@ -52,7 +52,7 @@ def open_source(path: Path, *, trust_pickle: bool = False) -> Source:
     """
     if _is_folder(path):
         path = _weights_of(path)
-    check_file(path)
+    _check_file(path)
     # Read only when a format asks for one: a broken document that no format needs is no error.
     documents = Documents(path.parent)
     if path.name.endswith(".index.json"):
@@ -64,7 +64,7 @@ def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
     except OSError:
-        return False  # such as a name that is too long; `check_file` reports it
+        return False  # such as a name that is too long; `_check_file` reports it
 
 
 def _weights_of(folder: Path) -> Path:
@@ -84,12 +84,8 @@ def _weights_of(folder: Path) -> Path:
     )
 
 
-def check_file(path: Path) -> None:
-    """Refuse a file that cannot be a checkpoint, before anything parses it.
-
-    Raises:
-        CheckpointError: nothing there, no file, not readable, empty, or one of `IMPOSTORS`.
-    """
+def _check_file(path: Path) -> None:
+    """Refuse a file that cannot be a checkpoint, before anything parses it."""
     try:
         exists = path.exists()
     except OSError as error:
@@ -168,7 +164,7 @@ def _open_shards(path: Path, documents: Mapping[str, dict[str, Any]], trust: boo
                     f"{path}: the shard {file_name!r} is not a weights file, or lies outside of "
                     "the folder"
                 )
-            check_file(file)
+            _check_file(file)
             shards[file_name] = files.enter_context(_open_file(file, {}, trust))
         for tensor, file_name in weight_map.items():
             shard = shards[str(file_name)]

@@ -64,7 +64,7 @@ def open_pickle(path: Path, documents: Mapping[str, dict[str, Any]], trust: bool
             f"{path}: is a pickle, and loading a pickle can run code; use a .safetensors file, "
             f"or, if you trust the source, {TRUST}"
         )
-    records = pickle_records(path)
+    records = _pickle_records(path)
     try:
         # DeiT's and timm's training checkpoints hold their settings as a Namespace, plain data.
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
@@ -77,7 +77,7 @@ def open_pickle(path: Path, documents: Mapping[str, dict[str, Any]], trust: bool
             f"{path}: torch refuses it with weights_only=True: {_refusal(error)}"
         ) from None
     # Before the tensors are unpacked: the name lies beside them, not among them.
-    stated = stated_model(content)
+    stated = _stated_model(content)
     tensors, notes = unpacked(path, content, records)
     if stated:
         notes = (*notes, f"says that its model is {stated['architecture']}")
@@ -102,12 +102,8 @@ def _refusal(error: Exception) -> str:
     return f"it contains a {match[1]}; save only tensors, with torch.save(model.state_dict(), ...)"
 
 
-def pickle_records(path: Path) -> set[int] | None:
-    """Return the sizes of the records in `torch.save`'s archive; None for an old, bare file.
-
-    Raises:
-        CheckpointError: neither of the two, or an archive that torch would unpack, run or write.
-    """
+def _pickle_records(path: Path) -> set[int] | None:
+    """Return the sizes of the records in `torch.save`'s archive; None for an old, bare file."""
     with path.open("rb") as file:
         start = file.read(4)
     # Since torch 1.6 an archive; before, a pickle (0x80) or a tar file of several.
@@ -136,15 +132,8 @@ def pickle_records(path: Path) -> set[int] | None:
     return sizes
 
 
-def stated_model(content: object) -> dict[str, Any]:
-    """Return the model that a training checkpoint names, with the keys of timm's `config.json`.
-
-    timm's train.py writes the name as `arch`, and its settings as `args`, a Namespace.
-
-    Returns:
-        `architecture`, `model_args` and `global_pool` as far as they are there; empty without a
-        name.
-    """
+def _stated_model(content: object) -> dict[str, Any]:
+    """Return the model that a training checkpoint names, with the keys of timm's `config.json`."""
     if not isinstance(content, Mapping):
         return {}
     args = content.get("args")
@@ -180,7 +169,7 @@ def unpacked(
     Args:
         path: the file, for messages.
         content: the object that torch's restricted reader returned.
-        records: the sizes of the file's records, from `pickle_records`.
+        records: the sizes of the file's records, from `_pickle_records`.
 
     Raises:
         CheckpointError: no dictionary of tensors, several of them, or tensors that are not plain.

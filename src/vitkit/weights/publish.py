@@ -129,7 +129,7 @@ def _write_folder(
     card = folder / "README.md"
     refuse_existing([card])  # before the weights are written; those refuse their own names
     stored = write_checkpoint(checkpoint, folder, to, allow_lossy, {})
-    text = model_card(checkpoint, name or str(folder), to, stored.spec, stored.steps, bool(name))
+    text = _model_card(checkpoint, name or str(folder), to, stored.spec, stored.steps, bool(name))
     write_bytes(card, text.encode())
     return (*stored.files, card)
 
@@ -231,7 +231,7 @@ LICENCES = frozenset(
 (https://huggingface.co/docs/hub/repositories-licenses)."""
 
 
-def model_card(
+def _model_card(
     checkpoint: Checkpoint,
     name: str,
     to: str,
@@ -239,16 +239,7 @@ def model_card(
     steps: Sequence[Step],
     on_hub: bool = True,
 ) -> str:
-    """Return the README: front matter for the Hub, then the checkpoint's metadata as text.
-
-    Args:
-        checkpoint: the uploaded one.
-        name: `owner/name`, or the folder.
-        to: the format of the files.
-        spec: the model as the files hold it.
-        steps: changes made for the format.
-        on_hub: whether the name is that of a repository.
-    """
+    """Return the README: front matter for the Hub, then the checkpoint's metadata as text."""
     use = list(_snippets(name, to, spec, on_hub))
     body = _body(checkpoint, name, spec, use, list(map(str, steps)))
     return "\n".join([*_front_matter(checkpoint, to), *body, ""])

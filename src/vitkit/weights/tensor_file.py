@@ -92,7 +92,7 @@ class Source(Mapping[str, Tensor]):
         try:
             # Errors of any container become one line with the file and the tensor.
             tensor = read()
-            refuse_unusable_numbers(name, tensor)
+            _refuse_unusable_numbers(name, tensor)
         except CheckpointError as error:
             raise CheckpointError(f"{self.header.path}: {error}") from None
         except READ_ERRORS as error:
@@ -185,12 +185,8 @@ class Source(Mapping[str, Tensor]):
         return self.renamed(names, *notes)
 
 
-def refuse_unusable_numbers(name: str, tensor: Tensor) -> None:
-    """Refuse a tensor that a model cannot compute with.
-
-    Raises:
-        CheckpointError: another dtype than those of `WEIGHT_DTYPES`, a NaN or an infinity.
-    """
+def _refuse_unusable_numbers(name: str, tensor: Tensor) -> None:
+    """Refuse a tensor that a model cannot compute with."""
     if tensor.dtype not in WEIGHT_DTYPES:
         kind = str(tensor.dtype).removeprefix("torch.")
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in WEIGHT_DTYPES)

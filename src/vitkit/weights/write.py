@@ -73,7 +73,7 @@ class WrittenCheckpoint(NamedTuple):
 def refuse_unknown_format(to: str) -> None:
     """Raise `CheckpointError` if there is no format of this name."""
     if to not in (OWN_FORMAT, *FORMATS):
-        near = right_word(to, [OWN_FORMAT, *FORMATS])
+        near = _right_word(to, [OWN_FORMAT, *FORMATS])
         raise CheckpointError(
             f"--to (to=) {to!r} is not a format; pass one of {OWN_FORMAT}, {', '.join(FORMATS)}"
             f"{near}"
@@ -344,7 +344,7 @@ _EXPORTS = ("coreml", "onnx", "openvino", "tensorrt", "tflite", "torchscript")
 """Formats of programs, not of weights."""
 
 
-def right_word(word: str, choices: Sequence[str]) -> str:
+def _right_word(word: str, choices: Sequence[str]) -> str:
     """Return a hint for an unknown format name: an alias's hint, or the nearest choice."""
     return answer_to(word) or did_you_mean(word, choices)
 

@@ -177,8 +177,8 @@ def apply(
         rows = torch.from_numpy(group).to(images.device)
         before = images.index_select(0, rows)
         if geometric[group[0]]:
-            matrices = matrices_of(names[group], values[group], (images.shape[2], images.shape[3]))
-            after = warp(before, torch.from_numpy(matrices).to(images), fill)
+            matrices = _matrices_of(names[group], values[group], (images.shape[2], images.shape[3]))
+            after = _warp(before, torch.from_numpy(matrices).to(images), fill)
         else:
             group_values = torch.from_numpy(values[group]).to(images)
             after = POINTWISE[names[group[0]]](before, group_values)
@@ -186,14 +186,8 @@ def apply(
     return images
 
 
-def warp(images: Images, matrices: Float[Tensor, "B 2 3"], fill: tuple[float, ...]) -> Images:
-    """Move the pixels of every image by its own affine map, bilinearly.
-
-    Args:
-        images: (B, C, H, W) float in [0, 1].
-        matrices: from old (x, y) to new (x, y), in pixels.
-        fill: the colour (C,) of pixels that come into view from outside.
-    """
+def _warp(images: Images, matrices: Float[Tensor, "B 2 3"], fill: tuple[float, ...]) -> Images:
+    """Move the pixels of every image by its own affine map, bilinearly."""
     from kornia.geometry.transform import warp_affine
 
     colour = torch.tensor(fill, device=images.device).view(-1, 1, 1)
@@ -202,18 +196,10 @@ def warp(images: Images, matrices: Float[Tensor, "B 2 3"], fill: tuple[float, ..
     return warp_affine(images - colour, matrices, size).add_(colour).clamp_(0, 1)
 
 
-def matrices_of(
+def _matrices_of(
     names: Names, values: Float64[np.ndarray, " B"], size: tuple[int, int]
 ) -> Float64[np.ndarray, "B 2 3"]:
-    """Return the maps from (x, y) to new (x, y) of geometric operations.
-
-    Pixel centres are whole numbers.
-
-    Args:
-        names: names of `GEOMETRIC`, one for each image.
-        values: in the units that `GEOMETRIC` gives for each.
-        size: (H, W) in pixels.
-    """
+    """Return the maps from (x, y) to new (x, y) of geometric operations."""
     height, width = size
 
     def of(name: str) -> Float64[np.ndarray, " B"]:

@@ -66,7 +66,7 @@ class Finding:
     """Their split, if they are in one."""
 
 
-def new_finding(
+def _new_finding(
     kind: str, message: str, images: Iterable[tuple[str, ...]], count: int, split: str = ""
 ) -> Finding:
     """Return a finding with the severity of its kind; a note names the first images only."""
@@ -161,17 +161,17 @@ def findings(
     images = ScannedImages(splits, scans)
     unordered = itertools.chain(
         _unreadable(scans),
-        leaks(images),
-        near_leaks(splits, scans),
-        two_labels(images, classes),
-        near_two_labels(splits, scans, classes),
-        missing_classes(classes, images),
-        doubtful_classes(classes),
-        class_shifts(classes, splits),
-        (new_finding("layout", message, (), 1) for message in warnings),
+        _leaks(images),
+        _near_leaks(splits, scans),
+        _two_labels(images, classes),
+        _near_two_labels(splits, scans, classes),
+        _missing_classes(classes, images),
+        _doubtful_classes(classes),
+        _class_shifts(classes, splits),
+        (_new_finding("layout", message, (), 1) for message in warnings),
         _traits(images),
-        duplicates(images),
-        near_duplicates(splits, scans),
+        _duplicates(images),
+        _near_duplicates(splits, scans),
         _sizes(images),
     )
     # The kinds are listed from errors to remarks.
@@ -184,7 +184,7 @@ def _unreadable(scans: Mapping[str, ScanResult]) -> Iterator[Finding]:
         if scan.problems:
             message = f"{plural(len(scan.problems), 'image')} of {split} cannot be decoded"
             names = ((problem.name,) for problem in scan.problems)
-            yield new_finding("unreadable", message, names, len(scan.problems), split)
+            yield _new_finding("unreadable", message, names, len(scan.problems), split)
 
 
 def _traits(images: ScannedImages) -> Iterator[Finding]:
@@ -224,7 +224,7 @@ def _marked(
     count = int(marked.sum())
     if count:
         names = ((images.name(number),) for number in np.flatnonzero(marked).tolist())
-        yield new_finding(kind, f"{plural(count, 'image')} {text}", names, count)
+        yield _new_finding(kind, f"{plural(count, 'image')} {text}", names, count)
 
 
 # Findings about classes: empty and rare ones, doubtful names, proportions that differ.
@@ -238,7 +238,7 @@ DEVIATIONS = 5
 """Standard deviations above its mean from which a chi-squared is beyond chance."""
 
 
-def missing_classes(classes: Sequence[str], images: ScannedImages) -> Iterator[Finding]:
+def _missing_classes(classes: Sequence[str], images: ScannedImages) -> Iterator[Finding]:
     """Find classes without an image, and in train those with few."""
     labels = images.labels()
     labels_of_train = labels[images.split == 0]
@@ -253,7 +253,7 @@ def missing_classes(classes: Sequence[str], images: ScannedImages) -> Iterator[F
             expected = [classes[label] for label in np.unique(labels_of_train)]
         empty = [counts[name] for name in expected].count(0)
         for message in notes_on_classes(split, expected, counts):
-            yield new_finding(kind, message, (), empty, split)
+            yield _new_finding(kind, message, (), empty, split)
         if number == 0:
             yield from _small_classes(split, counts)
 
@@ -270,21 +270,21 @@ def _small_classes(split: str, counts: Mapping[str, int]) -> Iterator[Finding]:
             rare.append(name)
     if single:
         message = f"{split} has only one image of {_of_classes(single)}"
-        yield new_finding("single image", message, (), len(single), split)
+        yield _new_finding("single image", message, (), len(single), split)
     if rare:
         message = (
             f"{split} has few images of {_of_classes(rare)}; the other classes have {median:,.0f}"
         )
-        yield new_finding("rare class", message, (), len(rare), split)
+        yield _new_finding("rare class", message, (), len(rare), split)
 
 
-def doubtful_classes(classes: Sequence[str]) -> Iterator[Finding]:
+def _doubtful_classes(classes: Sequence[str]) -> Iterator[Finding]:
     """Find class names that are probably one class, or no class."""
     for message in doubtful_names(classes):
-        yield new_finding("class names", message, (), 1)
+        yield _new_finding("class names", message, (), 1)
 
 
-def class_shifts(classes: Sequence[str], splits: Mapping[str, Split]) -> Iterator[Finding]:
+def _class_shifts(classes: Sequence[str], splits: Mapping[str, Split]) -> Iterator[Finding]:
     """Find splits whose class proportions differ significantly from the first split's."""
     counts_by_split = {}
     for name, split in splits.items():
@@ -299,7 +299,7 @@ def class_shifts(classes: Sequence[str], splits: Mapping[str, Split]) -> Iterato
             most = np.argsort(-np.abs(here - there), kind="stable")[:SHIFTS_SHOWN]
             shown = ", ".join(f"{classes[c]!r} {here[c]:.0%} ({there[c]:.0%})" for c in most)
             message = f"the classes of {name} have other proportions than in {first}: {shown}"
-            yield new_finding("class shift", message, (), round(moved * counts.sum()), name)
+            yield _new_finding("class shift", message, (), round(moved * counts.sum()), name)
 
 
 def _is_beyond_chance(one: Float64[np.ndarray, " K"], other: Float64[np.ndarray, " K"]) -> bool:
@@ -326,7 +326,7 @@ def _of_classes(names: Sequence[str]) -> str:
 # Findings about copies: the same or nearly the same images with two labels, or in one split.
 
 
-def two_labels(images: ScannedImages, classes: Sequence[str]) -> Iterator[Finding]:
+def _two_labels(images: ScannedImages, classes: Sequence[str]) -> Iterator[Finding]:
     """Find copies under more than one class."""
     labels = images.labels()
     groups = []
@@ -341,10 +341,10 @@ def two_labels(images: ScannedImages, classes: Sequence[str]) -> Iterator[Findin
             f"{plural(len(groups), 'image')} with more than one label, of "
             f"{quote_list(sorted(names_of_classes))}; correct the labels"
         )
-        yield new_finding("two labels", message, map(images.names_of, groups), len(groups))
+        yield _new_finding("two labels", message, map(images.names_of, groups), len(groups))
 
 
-def near_two_labels(
+def _near_two_labels(
     splits: Mapping[str, Split], scans: Mapping[str, ScanResult], classes: Sequence[str]
 ) -> Iterator[Finding]:
     """Find images that are nearly the same under two classes."""
@@ -364,10 +364,10 @@ def near_two_labels(
             f"{plural(len(named), 'pair')} of nearly the same images with different labels, of "
             f"{quote_list(names_of_classes)}; check the labels"
         )
-        yield new_finding("near two labels", message, named.values(), len(named))
+        yield _new_finding("near two labels", message, named.values(), len(named))
 
 
-def duplicates(images: ScannedImages) -> Iterator[Finding]:
+def _duplicates(images: ScannedImages) -> Iterator[Finding]:
     """Find copies inside of a split."""
     for number, split in enumerate(images.names):
         groups = []
@@ -379,10 +379,10 @@ def duplicates(images: ScannedImages) -> Iterator[Finding]:
                 extra += len(of_split) - 1  # all copies but one could be removed
         if groups:
             message = f"{plural(extra, 'duplicate')} in {split}"
-            yield new_finding("duplicate", message, map(images.names_of, groups), extra, split)
+            yield _new_finding("duplicate", message, map(images.names_of, groups), extra, split)
 
 
-def near_duplicates(
+def _near_duplicates(
     splits: Mapping[str, Split], scans: Mapping[str, ScanResult]
 ) -> Iterator[Finding]:
     """Find images that are nearly the same inside of a split."""
@@ -396,7 +396,7 @@ def near_duplicates(
             are = "is" if len(involved) == 1 else "are"
             message = f"{plural(len(involved), 'image')} of {name} {are} nearly the same as another"
             named = name_pairs(sorted(pairs), split, split)
-            yield new_finding("near duplicate", message, named, len(involved), name)
+            yield _new_finding("near duplicate", message, named, len(involved), name)
 
 
 # Leaks: images of a split that are also in an earlier one, exactly or nearly.
@@ -408,7 +408,7 @@ LEAKS = {
 }
 
 
-def leaks(images: ScannedImages) -> Iterator[Finding]:
+def _leaks(images: ScannedImages) -> Iterator[Finding]:
     """Find images of a split that are also in an earlier one."""
     pairs: dict[tuple[int, int], list[tuple[str, ...]]] = {}
     for group in images.groups:
@@ -426,7 +426,7 @@ def leaks(images: ScannedImages) -> Iterator[Finding]:
         yield _leak("leak", images.names[split], images.names[original], named, len(named))
 
 
-def near_leaks(splits: Mapping[str, Split], scans: Mapping[str, ScanResult]) -> Iterator[Finding]:
+def _near_leaks(splits: Mapping[str, Split], scans: Mapping[str, ScanResult]) -> Iterator[Finding]:
     """Find images of a split that are nearly the same as one of an earlier split."""
     for other, here in itertools.combinations(splits, 2):
         pairs = near_copies(scans[here], scans[other], mirrored=True)
@@ -439,4 +439,4 @@ def _leak(
     kind: str, split: str, other: str, names: Iterable[tuple[str, ...]], count: int
 ) -> Finding:
     text = LEAKS[kind].format(split=split, other=other, are="is" if count == 1 else "are")
-    return new_finding(kind, f"{plural(count, 'image')} {text}", names, count, split)
+    return _new_finding(kind, f"{plural(count, 'image')} {text}", names, count, split)

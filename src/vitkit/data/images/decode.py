@@ -291,7 +291,7 @@ def as_rgb(image: Image.Image | np.ndarray, name: str = "image") -> RGBPixels:
             if isinstance(image, ImageFile.ImageFile) and image.format == "PNG":
                 scale_key_colour(image)
             image.load()
-            return turned_upright(rgb_pixels(image, name), image)
+            return _turned_upright(rgb_pixels(image, name), image)
     except PILLOW_ERRORS as error:
         is_cut = "truncat" in str(error).lower()
         raise ImageError(name, "truncated" if is_cut else "damaged", _one_line(error)) from error
@@ -335,7 +335,7 @@ def _decode(
             decoded = _Decoded(rgb_pixels(image, name), (image.height, image.width))
         if format == "PNG":
             check_png_rows(handle, image, name)
-        pixels = turned_upright(decoded.pixels, image)
+        pixels = _turned_upright(decoded.pixels, image)
         properties = frozenset(_file_properties(image, stored, turned))
         return replace(decoded, pixels=pixels, properties=properties)
 
@@ -349,14 +349,14 @@ def _decode_jpeg(
 ) -> _Decoded:
     """Return the pixels of a JPEG as they are stored, and its full size once upright."""
     size = (image.height, image.width)
-    if exif_orientation(image) in SIDEWAYS:
+    if _exif_orientation(image) in SIDEWAYS:
         size = size[::-1]
     factor = None
     if reduction is not None and min(size) >= SMALLEST_REDUCED:
         factor = reduction(size)
     pixels = fast_pixels(handle, image, frame, factor or 1)
     if pixels is None:
-        set_reduction(image, factor or 1)
+        _set_reduction(image, factor or 1)
         image.load()
         pixels = rgb_pixels(image, name)
     return _Decoded(pixels, size, factor)
@@ -393,7 +393,7 @@ def _file_properties(
     # A palette or a key colour may be transparent, too.
     if image.has_transparency_data:
         yield "alpha"
-    if turned or exif_orientation(image) in UPRIGHT:
+    if turned or _exif_orientation(image) in UPRIGHT:
         yield "turned"
     # Where only frames after the first are damaged, counting them fails; none of them is read.
     with contextlib.suppress(*PILLOW_ERRORS):
@@ -459,7 +459,7 @@ def reduced_size(size: tuple[int, int], reduction: int) -> tuple[int, int]:
     return -(-size[0] // reduction), -(-size[1] // reduction)
 
 
-def set_reduction(image: ImageFile.ImageFile, reduction: int) -> None:
+def _set_reduction(image: ImageFile.ImageFile, reduction: int) -> None:
     """Let Pillow decode a JPEG that is not loaded yet smaller by 2, 4 or 8; 1 changes nothing."""
     if reduction == 1:
         return
@@ -522,7 +522,7 @@ def agrees_with_pillow(decoder: Decoder) -> bool:
         for reduction in (1, *REDUCTIONS):
             with Image.open(stream, formats=("JPEG",)) as image:
                 size = (image.height, image.width)
-                set_reduction(image, reduction)
+                _set_reduction(image, reduction)
                 expected = np.asarray(image.convert("RGB"))
             pixels = _decoded(decoder, stream.getvalue(), size, reduction)
             if pixels is None or not np.array_equal(pixels, expected):
@@ -562,15 +562,15 @@ SIDEWAYS = frozenset({5, 6, 7, 8})
 """Orientations that exchange height and width."""
 
 
-def turned_upright(
+def _turned_upright(
     pixels: UInt8[np.ndarray, "H W 3"], image: Image.Image
 ) -> UInt8[np.ndarray, "H2 W2 3"]:
     """Return the pixels of an image, turned or mirrored by its EXIF orientation; contiguous."""
-    turn = UPRIGHT.get(exif_orientation(image))
+    turn = UPRIGHT.get(_exif_orientation(image))
     return np.ascontiguousarray(turn(pixels)) if turn else pixels
 
 
-def exif_orientation(image: Image.Image) -> int:
+def _exif_orientation(image: Image.Image) -> int:
     """Return the orientation in an image's EXIF data, 1 to 8; 1 where there is none."""
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)

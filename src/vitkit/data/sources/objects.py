@@ -170,9 +170,9 @@ def _splits(data: Mapping[Any, Any], notes: list[str]) -> dict[str, ObjectPart]:
 
 def _name(data: object) -> str:
     """Return the name of an object for messages and addresses."""
-    if is_arrays(data):
+    if _is_arrays(data):
         return "arrays"
-    if is_pairs(data):
+    if _is_pairs(data):
         return "pairs"
     if is_hub_dataset(data):
         return "datasets"
@@ -184,15 +184,15 @@ def _name(data: object) -> str:
 
 def _part(data: Any, origin: str) -> ObjectPart:
     """Read the images of one split."""
-    if is_arrays(data):
+    if _is_arrays(data):
         images, labels = data
-        return read_arrays(images, labels, origin)
-    if is_pairs(data):
-        return read_pairs(data, origin)
+        return _read_arrays(images, labels, origin)
+    if _is_pairs(data):
+        return _read_pairs(data, origin)
     if is_hub_dataset(data):
         return read_hub_dataset(data, origin)
     _refuse_other_kinds(data)
-    split, labels, notes = read_items(data, origin)
+    split, labels, notes = _read_items(data, origin)
     return ObjectPart(_name(data), split, labels, split.digests, _classes_of(data), tuple(notes))
 
 
@@ -266,23 +266,13 @@ def open_kept(address: str, *, ignore_extra_classes: bool = False) -> Dataset:
 # Images and labels in two arrays, or paths and labels in pairs.
 
 
-def is_arrays(data: object) -> bool:
+def _is_arrays(data: object) -> bool:
     """Return True for (images, labels), the images an array or a tensor of all of them."""
     return isinstance(data, tuple) and len(data) == 2 and len(getattr(data[0], "shape", ())) > 0
 
 
-def read_arrays(images: Any, labels: Any, origin: str) -> ObjectPart:
-    """Return the images of an array; arrays that are uint8 already are not copied.
-
-    Args:
-        images: an array (N, H, W), (N, H, W, 1) or (N, H, W, 3), or a tensor (N, H, W) or
-            (N, C, H, W); uint8 [0, 255], or float [0, 1], which is rounded to 8 bits.
-        labels: N class numbers or class names: an array, a tensor or a list.
-        origin: its name, for messages.
-
-    Raises:
-        DataError: arrays of other shapes, types or lengths.
-    """
+def _read_arrays(images: Any, labels: Any, origin: str) -> ObjectPart:
+    """Return the images of an array; arrays that are uint8 already are not copied."""
     pixels, expected = images, "(N, H, W), (N, H, W, 1) or (N, H, W, 3)"
     if not isinstance(images, np.ndarray):
         pixels, expected = as_array(images, origin), "(N, H, W), (N, 1, H, W) or (N, 3, H, W)"
@@ -299,7 +289,7 @@ def read_arrays(images: Any, labels: Any, origin: str) -> ObjectPart:
         raise DataError(f"{origin}: images of the shape {tuple(images.shape)}; expected {expected}")
     if not pixels.size:
         raise DataError(f"{origin} is empty: images of the shape {tuple(images.shape)}")
-    values = as_labels(labels, origin)
+    values = _as_labels(labels, origin)
     if len(values) != len(pixels):
         raise DataError(
             f"{origin}: {len(pixels):,} images and {len(values):,} labels; expected equally many"
@@ -314,16 +304,8 @@ def read_arrays(images: Any, labels: Any, origin: str) -> ObjectPart:
     return ObjectPart("arrays", split, values, digests, notes=notes)
 
 
-def as_labels(labels: Any, origin: str) -> list[Label]:
-    """Return the labels of N images as class numbers or names.
-
-    Args:
-        labels: an array, a tensor or a list (N,).
-        origin: the name of the images in messages.
-
-    Raises:
-        DataError: something else than one label for each image; the message has its index.
-    """
+def _as_labels(labels: Any, origin: str) -> list[Label]:
+    """Return the labels of N images as class numbers or names."""
     if hasattr(labels, "detach"):
         labels = as_array(labels, origin)
     try:
@@ -340,7 +322,7 @@ def as_labels(labels: Any, origin: str) -> list[Label]:
     return [as_label(label, f"{origin}[{index}]") for index, label in enumerate(labels)]
 
 
-def is_pairs(data: object) -> bool:
+def _is_pairs(data: object) -> bool:
     """Return True for a list of (path, label)."""
     if not isinstance(data, list | tuple) or not data:
         return False
@@ -352,12 +334,8 @@ def is_pairs(data: object) -> bool:
     )
 
 
-def read_pairs(pairs: Sequence[Any], origin: str) -> ObjectPart:
-    """Return the images of a list of (path, label); the files are read when they are needed.
-
-    Raises:
-        DataError: an entry that is no such pair; the message has its index.
-    """
+def _read_pairs(pairs: Sequence[Any], origin: str) -> ObjectPart:
+    """Return the images of a list of (path, label); the files are read when they are needed."""
     paths: list[str] = []
     labels: list[Label] = []
     for index, pair in enumerate(pairs):
@@ -420,7 +398,7 @@ class ItemSplit(Split):
             image, _ = image_and_label(self.items, number, name)
         pixels = as_pixels(image, name)
         # A run must read the images that were fingerprinted, or it could not be repeated.
-        if pixels_digest(pixels) != self.digests[number].tobytes():
+        if _pixels_digest(pixels) != self.digests[number].tobytes():
             raise DataError(
                 f"{name} is another image than when the data were opened; leave random changes "
                 "out of the dataset: training makes its own (flip, crop_scale, aa ...), and "
@@ -435,7 +413,7 @@ class ItemSplit(Split):
         return dataclasses.replace(self, labels=labels)
 
 
-def pixels_digest(pixels: UInt8[np.ndarray, "H W C"]) -> bytes:
+def _pixels_digest(pixels: UInt8[np.ndarray, "H W C"]) -> bytes:
     """Return the SHA-256 of an image's shape and pixels."""
     # 2 x 3 and 3 x 2 pixels may have the same bytes
     digest = hashlib.sha256(repr(pixels.shape).encode())
@@ -443,20 +421,8 @@ def pixels_digest(pixels: UInt8[np.ndarray, "H W C"]) -> bytes:
     return digest.digest()
 
 
-def read_items(items: MapStyle, origin: str) -> tuple[ItemSplit, list[Label], list[str]]:
-    """Read every item once: its label, and the digest of its pixels.
-
-    Args:
-        items: the dataset.
-        origin: its name, for messages.
-
-    Returns:
-        The split, its class numbers all 0; the labels; and notes, a line each.
-
-    Raises:
-        DataError: no items; one that raises, has no image or no label, or is of another kind than
-            the first; the message has its index.
-    """
+def _read_items(items: MapStyle, origin: str) -> tuple[ItemSplit, list[Label], list[str]]:
+    """Read every item once: its label, and the digest of its pixels."""
     count = len(items)
     if count == 0:
         raise DataError(f"{origin} is empty: its length is 0")
@@ -475,7 +441,7 @@ def read_items(items: MapStyle, origin: str) -> tuple[ItemSplit, list[Label], li
                     f"{name} is {kind}, and {origin}[0] is {first_kind}; all items must be of one "
                     "kind"
                 )
-            digests[index] = np.frombuffer(pixels_digest(as_pixels(image, name)), np.uint8)
+            digests[index] = np.frombuffer(_pixels_digest(as_pixels(image, name)), np.uint8)
             labels.append(as_label(label, name))
             advance(1)
     notes = []

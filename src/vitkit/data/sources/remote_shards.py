@@ -68,12 +68,8 @@ HOW_TO_MAKE_SPACE = (
 )
 
 
-def cache_limit() -> int:
-    """Return the bytes of shards that stay on the disk: `$VITKIT_SHARDS_GB`, else 20, times 10^9.
-
-    Raises:
-        SettingError: no number.
-    """
+def _cache_limit() -> int:
+    """Return the bytes of shards that stay on the disk: `$VITKIT_SHARDS_GB` (20) times 10^9."""
     setting = os.environ.get(LIMIT_SETTING, str(DEFAULT_GB))
     try:
         gigabytes = float(setting)
@@ -206,14 +202,14 @@ class RemoteTarStore(Store):
         shards = self.shard[numbers]
         later = shards[shards != shards[0]]
         if len(later):
-            start_fetching(self.tars[later[0]])
+            _start_fetching(self.tars[later[0]])
 
 
 _FETCHING: set[Path] = set()
 """Shards that threads of this process are fetching."""
 
 
-def start_fetching(shard: RemoteShard) -> None:
+def _start_fetching(shard: RemoteShard) -> None:
     """Fetch a shard in a thread while another one is read; errors are raised when it is opened."""
     # Only one thread of a process fetches a shard; other processes wait for its lock.
     if shard.path not in _FETCHING and not shard.path.exists():
@@ -229,12 +225,8 @@ def _fetch_quietly(shard: RemoteShard) -> None:
         _FETCHING.discard(shard.path)
 
 
-def version_of(address: str) -> str:
-    """Return the version of a file that the server reports: its tag and its size in bytes.
-
-    Raises:
-        DataError: not there, or not reachable after several attempts.
-    """
+def _version_of(address: str) -> str:
+    """Return the version of a file that the server reports: its tag and its size in bytes."""
     try:
         tag, length = remote_version(address, _attempts())
     except WebError as error:
@@ -261,7 +253,7 @@ def _delete_oldest(folder: Path) -> None:
         with contextlib.suppress(FileNotFoundError):  # another process deletes some, too
             status = path.stat()
             shards.append((status.st_mtime_ns, status.st_size, path))
-    excess = sum(size for _, size, _ in shards) - cache_limit()
+    excess = sum(size for _, size, _ in shards) - _cache_limit()
     # An open file stays readable after its deletion, so there is no need to wait for readers.
     for _, size, path in sorted(shards)[:-NEVER_DELETED]:
         if excess <= 0:
@@ -394,7 +386,7 @@ def _shards(addresses: Sequence[str], stored: Sequence[Index | None]) -> list[Re
     """Return the shards in the server's version; offline in the version that was indexed."""
     if not offline():
         with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-            return [*map(RemoteShard, addresses, pool.map(version_of, addresses))]
+            return [*map(RemoteShard, addresses, pool.map(_version_of, addresses))]
     shards = []
     for address, index in zip(addresses, stored, strict=True):
         if index is None:
@@ -412,7 +404,7 @@ def _build_index(shard: RemoteShard, upcoming: RemoteShard | None, cache: FileCa
     """
     with shard.open() as file:
         if upcoming is not None:
-            start_fetching(upcoming)
+            _start_fetching(upcoming)
         try:
             contents = index_file(file, escape(shard.address))
         except DataError as error:
@@ -445,7 +437,7 @@ def _part(indexed: Sequence[Indexed]) -> NamedImages:
 
 def _notes(indexes: Sequence[Index], has_val: bool) -> list[str]:
     size = sum(int(index.arrays["size"]) for index in indexes)
-    limit = cache_limit()
+    limit = _cache_limit()
     notes = [
         f"{len(indexes):,} remote shards of {size / 1e9:.3g} GB: each epoch reads them "
         "in another order and mixes the images within each shard; a run resumes exactly from "

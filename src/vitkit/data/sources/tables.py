@@ -53,12 +53,8 @@ class RowGroups(ABC):
         """
 
 
-def groups_of(path: Path, kind: TableKind) -> RowGroups:
-    """Open a table.
-
-    Raises:
-        DataError: it cannot be read, or is none.
-    """
+def _groups_of(path: Path, kind: TableKind) -> RowGroups:
+    """Open a table."""
     return _ParquetGroups(path) if kind == "parquet" else _ArrowGroups(path)
 
 
@@ -190,7 +186,7 @@ class TableStore(Store):
             raise ImageError(
                 self.name(number), "missing", "the file was changed after it was opened"
             )
-        table = groups_of(self.files[file], self.kind).read(int(self.group[group]), [self.column])
+        table = _groups_of(self.files[file], self.kind).read(int(self.group[group]), [self.column])
         return table.column(self.column)
 
 
@@ -273,13 +269,9 @@ def find_columns(schema: pa.Schema, where: str) -> Columns:
     return Columns(image, label, _class_names(features.get(label, {}), label, where))
 
 
-def common_columns(files: Sequence[Path], kind: TableKind) -> Columns:
-    """Return the columns of the first file, which all others must have, too.
-
-    Raises:
-        DataError: another file has others, or as `find_columns`.
-    """
-    columns_of = [find_columns(groups_of(file, kind).schema, escape(file)) for file in files]
+def _common_columns(files: Sequence[Path], kind: TableKind) -> Columns:
+    """Return the columns of the first file, which all others must have, too."""
+    columns_of = [find_columns(_groups_of(file, kind).schema, escape(file)) for file in files]
     for file, columns in zip(files, columns_of, strict=True):
         if columns != columns_of[0]:
             raise DataError(
@@ -381,7 +373,7 @@ def open_tables(
         MissingExtraError: pyarrow is not installed.
     """
     _require_pyarrow(where)
-    columns = common_columns([*itertools.chain(*files.values())], kind)
+    columns = _common_columns([*itertools.chain(*files.values())], kind)
     indexer = _Indexer(columns, kind, roots)
     notes = list(notes)
     parts = {}
@@ -420,7 +412,7 @@ class _Indexer:
         self.roots = roots
 
     def __call__(self, path: Path) -> Index:
-        groups = groups_of(path, self.kind)
+        groups = _groups_of(path, self.kind)
         labels: list[str] = []
         digests: list[bytes] = []
         sizes: list[tuple[int, int]] = []

@@ -132,7 +132,7 @@ class Intermediates(nn.Module):
         count = self.spec.num_prefix_tokens
         patches = tokens[:, count:]
         if output_fmt == "NCHW":
-            patches = as_map(patches, grid)
+            patches = _as_map(patches, grid)
         if with_prefix and count:  # without such tokens timm gives no pair either
             return patches, tokens[:, :count]
         return patches
@@ -233,12 +233,8 @@ def _last_layers(count: int, depth: int) -> list[int]:
     return list(range(depth - count, depth))
 
 
-def as_map(patches: Float[Tensor, "B N D"], grid: Grid) -> Float[Tensor, "B D gh gw"]:
-    """Arrange patch tokens as a map.
-
-    Raises:
-        ShapeError: fewer patches than cells, while `patch_dropout` trains.
-    """
+def _as_map(patches: Float[Tensor, "B N D"], grid: Grid) -> Float[Tensor, "B D gh gw"]:
+    """Arrange patch tokens as a map."""
     if patches.shape[1] != grid[0] * grid[1]:
         raise ShapeError(
             f"{patches.shape[1]} patches make no map of {grid[0]} x {grid[1]}: patch_dropout drops "

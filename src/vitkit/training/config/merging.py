@@ -63,7 +63,7 @@ def check_names(keys: Iterable[str], where: str = "") -> None:
     for key in keys:
         if key in known:
             continue
-        hint = hint_on(key, known, second_names(TrainConfig))
+        hint = hint_on(key, known, _second_names(TrainConfig))
         raise SettingError(f"{where}there is no setting {key!r}{hint}")
 
 
@@ -185,7 +185,7 @@ def hint_on(
     Args:
         word: the name as typed.
         known: names that exist, with underscores; `spec` stands for all fields of the model.
-        second: other names, as by `second_names` -> the known one.
+        second: other names, as by `_second_names` -> the known one.
         as_flags: write names as flags.
     """
     known = list(known)
@@ -205,7 +205,7 @@ def hint_on(
     return near.replace("mean '", "mean '--")
 
 
-def second_names(settings: type[Any]) -> dict[str, str]:
+def _second_names(settings: type[Any]) -> dict[str, str]:
     """Return every second name of a flag, in small letters without dashes -> its setting."""
     hints = get_type_hints(settings, include_extras=True)
     by_alias = {}

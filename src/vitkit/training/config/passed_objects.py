@@ -72,7 +72,7 @@ def _register(thing: Any, objects: dict[str, Any]) -> str:
     return name
 
 
-def passed_settings(config: TrainConfig) -> dict[str, str]:
+def _passed_settings(config: TrainConfig) -> dict[str, str]:
     """Return the settings that stand for objects of this call: setting -> its first such name."""
     return _settings_where(config, is_given)
 
@@ -120,7 +120,7 @@ def refuse_missing(config: TrainConfig) -> None:
 
 def resume_command(config: TrainConfig, root: Path) -> str | None:
     """Return the Python call that resumes a run with passed objects; `None` for any other run."""
-    passed = passed_settings(config)
+    passed = _passed_settings(config)
     if not passed:
         return None
     keywords = [f"{name}=..." for name in passed if name != "data"]
@@ -133,7 +133,7 @@ def refuse_passed(config: TrainConfig) -> None:
     Raises:
         SettingError: names the setting and the object.
     """
-    for name, text in passed_settings(config).items():
+    for name, text in _passed_settings(config).items():
         # `data` cannot be imported: only a script that every process runs has it
         mend = "" if name == "data" else "define it at the top level of a module, or "
         raise SettingError(

@@ -285,27 +285,17 @@ def save_augmented_grid(
         OutputError: the file cannot be written.
     """
     # Augmentation is a function of seed, epoch and index: the first step gets the same images.
-    sheet = augmented_grid(transform(batch, step=0), batch, transform.preprocess, classes)
+    sheet = _augmented_grid(transform(batch, step=0), batch, transform.preprocess, classes)
     try:
         Image.fromarray(sheet).save(path)
     except OSError as error:
         raise output_error(path, error) from error
 
 
-def augmented_grid(
+def _augmented_grid(
     fed: ModelInputs, batch: Batch, preprocess: Preprocess, classes: tuple[str, ...]
 ) -> UInt8[np.ndarray, "H W 3"]:
-    """Draw the inputs of a model above their labels, with the weights of mixed images.
-
-    Args:
-        fed: inputs of the model.
-        batch: batch that they were made of, for the labels.
-        preprocess: mean and std, which are undone.
-        classes: class names.
-
-    Returns:
-        The grid (H, W, 3), RGB.
-    """
+    """Draw the inputs of a model above their labels, with the weights of mixed images."""
     captions = fed_labels(fed, batch, classes)[:MOST_SHOWN]
     return grid(fed_pixels(fed, preprocess, MOST_SHOWN), captions, ACROSS)
 

@@ -300,11 +300,8 @@ def drop_rows_after(
     _filter(run.lines, keep_line)
 
 
-def step_line(run: RunFolder, step: int) -> Numbers:
-    """Read the values that `add_line` wrote for a step; empty if there is no such line.
-
-    `epoch` and `step` themselves are left out.
-    """
+def _step_line(run: RunFolder, step: int) -> Numbers:
+    """Read the values that `add_line` wrote for a step; empty if there is no such line."""
     for line in _lines(run):
         kind, line_step, document = _parse_line(line)
         if kind != "step" or line_step != step:
@@ -447,7 +444,7 @@ class TensorBoardFiles:
         self._open.append(self._curves)
         # the values of the step itself were dropped with its validation
         if unvalidated:
-            self.add_scalars(tagged(step_line(self._run, done)), done)
+            self.add_scalars(tagged(_step_line(self._run, done)), done)
 
     def add_scalars(self, values: Mapping[str, float], step: int, *, at_end: bool = False) -> None:
         """Add a point to the curve of each tag; `at_end` for values of the end of the run."""

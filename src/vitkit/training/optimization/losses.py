@@ -85,18 +85,14 @@ def make_loss(name: str, *, smoothing: float = 0.0, threshold: float | None = No
             f"--loss {name!r} does not exist{near}; pass one of {', '.join(losses)}, or your "
             "own function as MODULE:NAME"
         )
-    return import_loss(name)
+    return _import_loss(name)
 
 
 # The user's own loss, `--loss MODULE:FUNCTION`: imported, and tried once before the run.
 
 
-def import_loss(name: str) -> Loss:
-    """Return the user's own loss of a name `module:function`.
-
-    Raises:
-        SettingError: the module or function cannot be imported, or is not a function.
-    """
+def _import_loss(name: str) -> Loss:
+    """Return the user's own loss of a name `module:function`."""
     loss: Loss = import_setting("loss", name)
     # A class would be called with logits and targets, and return an object.
     if not callable(loss) or isinstance(loss, type):
@@ -118,7 +114,7 @@ def check_loss(name: str, num_classes: int, *, mixed: str | None) -> None:
     """
     if ":" not in name:
         return
-    loss = import_loss(name)
+    loss = _import_loss(name)
     # Batches that are not mixed have class numbers.
     problem = _problem(loss, torch.zeros(2, dtype=torch.int64), num_classes)
     if problem is not None:

@@ -41,7 +41,7 @@ def check_optimizer(name: str) -> None:
         MissingExtraError: it is not one of vitkit's, and pytorch-optimizer is not installed.
     """
     if name not in OPTIMIZERS:
-        library_optimizer(name, OPTIMIZERS)
+        _library_optimizer(name, OPTIMIZERS)
 
 
 def make_optimizer(
@@ -84,7 +84,7 @@ def make_optimizer(
         return optim.Adam(groups, lr=lr, betas=betas, fused=fused, decoupled_weight_decay=True)
     if name == "sgd":
         return optim.SGD(groups, lr=lr, momentum=momentum, fused=fused)
-    return library_optimizer(name, OPTIMIZERS)(groups, lr=lr)
+    return _library_optimizer(name, OPTIMIZERS)(groups, lr=lr)
 
 
 def configured_optimizer(model: nn.Module, settings: RunConfig) -> optim.Optimizer:
@@ -265,7 +265,7 @@ class BatchedMuon(optim.Muon):
                 state["momentum_buffer"] = torch.zeros_like(matrix)
             buffers.append(state["momentum_buffer"])
         torch._foreach_lerp_(buffers, gradients, 1 - momentum)
-        directions = orthogonalise(
+        directions = _orthogonalise(
             torch._foreach_lerp(gradients, buffers, momentum),
             group["ns_coefficients"],
             group["ns_steps"],
@@ -277,19 +277,10 @@ class BatchedMuon(optim.Muon):
         torch._foreach_add_(matrices, directions, alpha=-lr * scale)
 
 
-def orthogonalise(
+def _orthogonalise(
     matrices: Sequence[Tensor], coefficients: Sequence[float], steps: int, eps: float
 ) -> list[Tensor]:
-    """Return nearly orthogonal matrices (R, C) in bfloat16, by a quintic Newton-Schulz iteration.
-
-    X <- a X + (b A + c A A) X with A = X X^T, from X = M / |M|.
-
-    Args:
-        matrices: matrices of one shape (R, C).
-        coefficients: a, b and c.
-        steps: number of iterations.
-        eps: smallest norm |M| to divide by.
-    """
+    """Return nearly orthogonal matrices (R, C) in bfloat16: quintic Newton-Schulz iteration."""
     a, b, c = coefficients
     rows, columns = matrices[0].shape
     normalised = []
@@ -327,17 +318,8 @@ SHAPES = ((4, 6), (4, 3, 2, 2), (1, 1, 4), (4,))
 OptimizerFactory = Callable[..., optim.Optimizer]
 
 
-def library_optimizer(name: str, others: Iterable[str] = ()) -> OptimizerFactory:
-    """Return the optimizer class of a lower-case name, such as `lamb`, `lion` or `adan`.
-
-    Args:
-        name: a name in the library's list.
-        others: vitkit's own names, for suggestions in messages.
-
-    Raises:
-        SettingError: there is no such name, or a run cannot use it, or cannot be resumed with it.
-        MissingExtraError: pytorch-optimizer is not installed.
-    """
+def _library_optimizer(name: str, others: Iterable[str] = ()) -> OptimizerFactory:
+    """Return the optimizer class of a lower-case name, such as `lamb`, `lion` or `adan`."""
     if name in UNSUPPORTED:
         raise SettingError(
             f"--opt {name} {UNSUPPORTED[name]}, which this training step does not support; pass "

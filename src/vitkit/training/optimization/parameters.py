@@ -55,7 +55,7 @@ def freeze(model: nn.Module, *patterns: str, blocks: int = 0) -> list[str]:
     for pattern in patterns:
         frozen |= _matching(pattern, list(parameters), depth)
     if blocks:
-        frozen |= {name for name in parameters if layer_number(name, depth) <= blocks}
+        frozen |= {name for name in parameters if _layer_number(name, depth) <= blocks}
     names = [name for name in parameters if name in frozen]
     for name in names:
         parameters[name].requires_grad_(False)
@@ -278,7 +278,7 @@ def parameter_groups(
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad or (names is not None and name not in names):
             continue
-        scale = layer_decay ** (depth + 1 - layer_number(name, depth))
+        scale = layer_decay ** (depth + 1 - _layer_number(name, depth))
         # biases, norms and LayerScale are vectors
         no_decay = parameter.ndim < 2 or name.rpartition(".")[2] in NOT_DECAYED
         decay = 0.0 if no_decay else weight_decay
@@ -288,7 +288,7 @@ def parameter_groups(
     return [groups[key] for key in sorted(groups)]
 
 
-def layer_number(name: str, depth: int) -> int:
+def _layer_number(name: str, depth: int) -> int:
     """Return 0 for the embedding, 1 to L for the blocks, L + 1 for what comes after them.
 
     >>> [layer_number(name, 12) for name in ("pos_embed", "blocks.3.norm1.bias", "head.weight")]

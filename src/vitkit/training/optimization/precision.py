@@ -45,7 +45,7 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
     return torch.autocast(device.type, dtype=getattr(torch, precision))
 
 
-def half_precision(device: torch.device) -> Precision:
+def _half_precision(device: torch.device) -> Precision:
     """Return `bfloat16`, or `float16` for a GPU without native bfloat16."""
     if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         return "float16"
@@ -67,11 +67,11 @@ def choose_precision(model: ViT, batch_size: int, device: torch.device) -> tuple
     Returns:
         The precision, and the reason in a few words.
     """
-    half = half_precision(device)
+    half = _half_precision(device)
     kind, fewest = "device", MIN_FLOPS_GPU
     if device.type == "cpu":
         kind, fewest = "processor", MIN_FLOPS_CPU
-    if not has_fast_half(device):
+    if not _has_fast_half(device):
         return "off", f"this {kind} is not known to be faster in {half}"
     # Two operations per weight and token in the forward pass, four in the backward pass.
     flops = 6 * _num_tokens(model) * sum(p.numel() for p in model.parameters()) * batch_size
@@ -105,12 +105,8 @@ def _num_tokens(model: ViT) -> int:
     return model.spec.num_patches + model.spec.num_prefix_tokens
 
 
-def has_fast_half(device: torch.device) -> bool:
-    """Return whether matrix products in `half_precision(device)` are known to be faster.
-
-    Every CUDA device; processors with AMX (Intel), or AMD's with AVX512-BF16. Intel's without AMX
-    were slower in bfloat16 than in float32 (0.62 times the speed), and others were not measured.
-    """
+def _has_fast_half(device: torch.device) -> bool:
+    """Return whether matrix products in `half_precision(device)` are known to be faster."""
     if device.type != "cpu":
         return device.type == "cuda"
     # Missing in some builds of torch; then no CPU feature is known.

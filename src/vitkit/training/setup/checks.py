@@ -38,7 +38,7 @@ def check_settings(config: TrainConfig, processes: int, *, resumes: bool = False
     check_steps(config, processes)
     check_optimizer(config.opt or USUAL["opt"])
     make_loss(config.loss)
-    check_user_code(config)
+    _check_user_code(config)
     check_trackers(config.logger)
     _check_distillation(config)
     _check_run(config)
@@ -214,7 +214,7 @@ def _check_probe(config: TrainConfig, processes: int) -> None:
 # The user's own functions among the settings: imported and checked before the run.
 
 
-def check_user_code(config: TrainConfig) -> None:
+def _check_user_code(config: TrainConfig) -> None:
     """Import the transform, metrics and callbacks of the settings. Raises `SettingError`."""
     if config.transform is not None:
         import_transform(config.transform)

@@ -66,7 +66,7 @@ def decide_settings(
     if config.probe is None:
         settings |= _steps(config, len(train), settings["batch_size"], model, processes)
     elif config.epochs is not None:  # a probe makes no steps
-        settings["warmup_epochs"] = default_warmup(config.epochs)
+        settings["warmup_epochs"] = _default_warmup(config.epochs)
     if config.opt is not None and config.opt != settings["opt"]:
         settings |= {name: USUAL[name] for name in OF_OPTIMIZER}
     decided = RunConfig(**settings | _given(config, settings))
@@ -96,7 +96,7 @@ def _model_settings(config: TrainConfig, train: Split) -> Settings:
     if not chooses_model(config):
         return {}
     statistics = ImageStatistics.of(train)
-    size = default_size(len(train), statistics)
+    size = _default_size(len(train), statistics)
     if size is None:
         return {}
     named = config.spec.get("image_size")
@@ -120,16 +120,16 @@ def _steps(
     config: TrainConfig, images: int, most: int, model: Settings, processes: int
 ) -> Settings:
     """Return the settings of the steps; those that are given are taken into account."""
-    batch_size = config.batch_size or default_batch_size(config, images, most, processes)
+    batch_size = config.batch_size or _default_batch_size(config, images, most, processes)
     last_batch = config.last_batch or ("drop" if config.batch_size else "fill")
-    epochs = config.epochs or default_epochs(
+    epochs = config.epochs or _default_epochs(
         config, images, batch_size, fill=last_batch == "fill", scratch=bool(model)
     )
     return {
         "batch_size": batch_size,
         "last_batch": last_batch,
         "epochs": epochs,
-        "warmup_epochs": default_warmup(epochs),
+        "warmup_epochs": _default_warmup(epochs),
     }
 
 
@@ -269,16 +269,8 @@ SIZES = (
 """From large to small: 2.7, 0.8, 0.23 and 0.14 million parameters. The first that fits is used."""
 
 
-def default_size(images: int, statistics: ImageStatistics) -> ModelSize | None:
-    """Return the size of a model for so many images, which two cores can train.
-
-    Args:
-        images: training images.
-        statistics: statistics of these images.
-
-    Returns:
-        The size; `None` where a preset at its own resolution learns more.
-    """
+def _default_size(images: int, statistics: ImageStatistics) -> ModelSize | None:
+    """Return the size of a model for so many images, which two cores can train."""
     if images >= MANY and statistics.side > LARGEST:
         return None
     # the largest one is for a GPU
@@ -369,15 +361,8 @@ def limit_batch_size(images: int, batch_size: int) -> int:
     return min(batch_size, power_of_two, images)
 
 
-def default_batch_size(config: TrainConfig, images: int, most: int, processes: int) -> int:
-    """Return the batch size for a number of images that the other settings allow.
-
-    Args:
-        config: the settings.
-        images: training images.
-        most: the upper limit, unless other settings need more.
-        processes: processes that share each batch.
-    """
+def _default_batch_size(config: TrainConfig, images: int, most: int, processes: int) -> int:
+    """Return the batch size for a number of images that the other settings allow."""
     # every process has as many images in each micro-batch as any other
     shares = config.grad_accum_steps * processes
     fewest = shares
@@ -389,18 +374,10 @@ def default_batch_size(config: TrainConfig, images: int, most: int, processes: i
     return batch_size
 
 
-def default_epochs(
+def _default_epochs(
     config: TrainConfig, images: int, batch_size: int, *, fill: bool, scratch: bool
 ) -> int:
-    """Return the epochs that make enough optimizer steps.
-
-    Args:
-        config: the settings.
-        images: training images.
-        batch_size: images of a step.
-        fill: whether the last batch of an epoch is filled.
-        scratch: whether the model is a small one, chosen by the data.
-    """
+    """Return the epochs that make enough optimizer steps."""
     steps = max(1, steps_of_epoch(images, batch_size, fill=fill))
     fewest = FEWEST_EPOCHS if config.pretrained is None else FINETUNE_EPOCHS
     enough = math.ceil(STEPS / steps)
@@ -416,6 +393,6 @@ def limit_warmup(warmup: float, epochs: int) -> float:
     return min(warmup, epochs / 10)
 
 
-def default_warmup(epochs: int) -> float:
+def _default_warmup(epochs: int) -> float:
     """Return the epochs of warm-up of a run, whether its epochs are given or not."""
     return max(1.0, epochs * WARMUP) if epochs > 1 else epochs / 10

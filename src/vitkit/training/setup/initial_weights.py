@@ -141,7 +141,7 @@ def spec_fields(settings: ModelSettings) -> dict[str, Any]:
     return fields
 
 
-def given_preprocess(settings: DataSettings) -> dict[str, Any]:
+def _given_preprocess(settings: DataSettings) -> dict[str, Any]:
     """Return the fields of `Preprocess` that the settings name, such as `mean` or `fit`."""
     named = {}
     for name in set(field_names(Preprocess)) & set(field_names(DataSettings)):
@@ -154,7 +154,7 @@ def given_preprocess(settings: DataSettings) -> dict[str, Any]:
 def _preprocess(settings: DataSettings, spec: ViTSpec) -> Preprocess:
     channels = spec.in_channels
     half: Channel = (0.5,) if channels == 1 else (0.5, 0.5, 0.5)
-    fields = {"mean": half, "std": half} | given_preprocess(settings)
+    fields = {"mean": half, "std": half} | _given_preprocess(settings)
     if len(fields["mean"]) != channels or len(fields["std"]) != channels:
         raise SettingError(
             f"--mean {fields['mean']} and --std {fields['std']} must have "
@@ -188,7 +188,7 @@ def make_model(
 # The head of a pretrained model for the classes of the data: kept, reordered or replaced.
 
 
-def head_for_classes(stored: Checkpoint, classes: tuple[str, ...]) -> tuple[Checkpoint, str]:
+def _head_for_classes(stored: Checkpoint, classes: tuple[str, ...]) -> tuple[Checkpoint, str]:
     """Return the checkpoint with a head for these classes, and notes on the changes."""
     old, count = stored.model.spec.num_classes, len(classes)
     if stored.classes == classes:
@@ -203,15 +203,11 @@ def head_for_classes(stored: Checkpoint, classes: tuple[str, ...]) -> tuple[Chec
         change = f"the head of {old} classes is replaced by one of {count}"
     if stored.model.spec.representation_width:
         change += ", without the tanh layer"
-    return with_fresh_head(stored, count), f"{change}; its initial weights are zero"
+    return _with_fresh_head(stored, count), f"{change}; its initial weights are zero"
 
 
-def with_fresh_head(stored: Checkpoint, count: int) -> Checkpoint:
-    """Return the checkpoint with a head of zeros for `count` classes.
-
-    As the ViT paper fine-tunes (arXiv 2010.11929, Sec. 3.2): the whole head of pre-training goes,
-    its tanh layer too, and the new one is a D x K matrix of zeros.
-    """
+def _with_fresh_head(stored: Checkpoint, count: int) -> Checkpoint:
+    """Return the checkpoint with a head of zeros for `count` classes."""
     model = stored.model
     if model.spec.representation_width is not None:
         spec = model.spec.replace(representation_width=None, num_classes=0)
@@ -295,7 +291,7 @@ def load_initial(config: TrainConfig, fields: Mapping[str, Any]) -> LoadedWeight
         if config.model:
             mend = "leave --model out to take the file's"
         raise CheckpointError(f"{error}; {mend}") from None
-    stored = _with_preprocess(stored, given_preprocess(config))
+    stored = _with_preprocess(stored, _given_preprocess(config))
     # the file may have been adapted before, which is no news of this run
     adapted = texts(stored.metadata, "adapted")[earlier:]
     return LoadedWeights(stored, _absolute(place), sha256, adapted)
@@ -312,7 +308,7 @@ def from_checkpoint(
         keeps_head: False for a probe, which has no use for a head, or fits one of its own: nothing
             is noted of it.
     """
-    with_head, note = head_for_classes(loaded.checkpoint, tuple(classes))
+    with_head, note = _head_for_classes(loaded.checkpoint, tuple(classes))
     model, preprocess = with_head.model, with_head.preprocess
     facts = {
         "place": loaded.place,

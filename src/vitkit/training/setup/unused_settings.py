@@ -33,12 +33,8 @@ def refuse_unused(config: TrainConfig) -> None:
         raise SettingError(unused.reason)
 
 
-def reset_unused(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
-    """Reset settings that come from the recipe only and belong to a feature that is off.
-
-    Returns:
-        The settings, and at most one line that names those that were reset.
-    """
+def _reset_unused(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
+    """Reset settings that come from the recipe only and belong to a feature that is off."""
     names = {name for unused in _find_unused(config) for name in unused.names}
     if not names or config.recipe is None:
         return config, []
@@ -271,7 +267,7 @@ def _set(settings: object, names: Iterable[str]) -> list[str]:
 
 def resolve_defaults(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
     """Adjust defaults to the settings that were given; return the config and a note per change."""
-    config, reset = reset_unused(config)
+    config, reset = _reset_unused(config)
     config, shortened = _shorten_warmup(config)
     config, lowered = _lower_final_rate(config)
     return config, reset + shortened + lowered

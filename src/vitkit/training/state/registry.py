@@ -58,7 +58,7 @@ class ModelPart:
     def load(self, tensors: Tensors, metadata: Metadata) -> None:
         """Fill the model in place. Raises `CheckpointError` for other names or shapes."""
         own = self.model.state_dict()
-        check_same_names("model", own, tensors)
+        _check_same_names("model", own, tensors)
         try:
             # Stored tensors are whole; those of a sharded model are split again.
             state = {}
@@ -111,12 +111,12 @@ class OptimizerPart:
         """Fill the optimizer in place. Raises `CheckpointError` for another optimizer."""
         metadata = dict(metadata)
         metadata.setdefault("numbers", {})
-        check_same_names("optimizer", dict.fromkeys(("groups", "kinds", "numbers")), metadata)
+        _check_same_names("optimizer", dict.fromkeys(("groups", "kinds", "numbers")), metadata)
         expected: dict[str, None] = {}
         for number, names in metadata["kinds"].items():
             for name in names:
                 expected[f"{number}.{name}"] = None
-        check_same_names("optimizer", expected, tensors)
+        _check_same_names("optimizer", expected, tensors)
         state: dict[int, Metadata] = {}
         for number, numbers in metadata["numbers"].items():
             state[int(number)] = dict(numbers)
@@ -174,7 +174,7 @@ class Registry(Mapping[str, Stateful]):
 
     def check_names(self, stored: Mapping[str, object]) -> None:
         """Raise `CheckpointError` unless exactly the registered parts are stored."""
-        check_same_names("state", self._parts, stored)
+        _check_same_names("state", self._parts, stored)
 
     def __getitem__(self, name: str) -> Stateful:
         return self._parts[name]
@@ -186,7 +186,7 @@ class Registry(Mapping[str, Stateful]):
         return len(self._parts)
 
 
-def check_same_names(part: str, own: Mapping[str, object], stored: Mapping[str, object]) -> None:
+def _check_same_names(part: str, own: Mapping[str, object], stored: Mapping[str, object]) -> None:
     """Raise `CheckpointError` if stored names are missing or unknown; at most 5 are listed."""
     missing = sorted(own.keys() - stored.keys())
     extra = sorted(stored.keys() - own.keys())
@@ -275,7 +275,7 @@ class Progress:
     def load(self, tensors: Tensors, metadata: Metadata) -> None:
         """Restore all counters. Raises `CheckpointError` for other names or types."""
         own = self.metadata()
-        check_same_names("progress", own, metadata)
+        _check_same_names("progress", own, metadata)
         for name, value in metadata.items():
             # Compared exactly: True would pass for 1.
             if type(value) is not type(own[name]):

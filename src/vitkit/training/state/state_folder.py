@@ -106,7 +106,7 @@ def _save(folder: Path, registry: Registry, step: int, settings: Mapping[str, An
     for pause in (*PAUSES, None):
         try:
             _write(final, registry, settings)
-            delete_older_states(list_states(folder), step)
+            _delete_older_states(list_states(folder), step)
             break
         except OSError as error:
             if pause is None or error.errno not in TEMPORARY_ERRORS:
@@ -134,7 +134,7 @@ def _save_sharded(
     def finish() -> None:
         try:
             _write(final, registry, settings, aside)
-            delete_older_states(list_states(folder), step)
+            _delete_older_states(list_states(folder), step)
         except OSError as error:
             raise output_error(final, error, _size(registry)) from error
         finally:
@@ -187,12 +187,12 @@ def _write(
             "values": _values(registry),
             "files": _write_files(temporary, registry, shards),
         }
-        (temporary / MANIFEST).write_bytes(sealed_document(manifest))
+        (temporary / MANIFEST).write_bytes(_sealed_document(manifest))
         # All content must be on the disk before the folder gets its final name.
         sync(temporary / MANIFEST)
         sync_folder(temporary)
         if final.exists():  # a damaged state of the same step
-            delete_state(final)
+            _delete_state(final)
         temporary.rename(final)
         sync_folder(folder)  # the rename itself
     finally:
@@ -264,14 +264,14 @@ def withdraw_state(folder: Path, step: int) -> None:
     """Delete the state of a step after which the run turned out to be unusable."""
     for state in list_states(folder):
         if step_of(state) == step:
-            delete_state(state)
+            _delete_state(state)
 
 
 def set_aside_damaged(folder: Path, newest: Path) -> None:
     """Rename every damaged state that is later than `newest`, so that it is not checked again."""
     for state in list_states(folder):
         # A state of a newer vitkit is not damaged: that version can resume from it.
-        if step_of(state) > step_of(newest) and not is_of_another_format(state):
+        if step_of(state) > step_of(newest) and not _is_of_another_format(state):
             target = state.with_name(f"{DAMAGED}{state.name}")
             shutil.rmtree(target, ignore_errors=True)
             state.rename(target)
@@ -314,7 +314,7 @@ def load_state(state: Path, registry: Registry) -> None:
 def read_state(state: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Tensors]]:
     """Read the values and the tensors of every part. Raises `CheckpointError`."""
     try:
-        metadata = stored_metadata(state, read_manifest(state))
+        metadata = _stored_metadata(state, read_manifest(state))
         tensors = {name: _read_tensors(state, name) for name in metadata}
     except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"{state}: cannot be read: {error}") from None
@@ -367,21 +367,14 @@ DELETED = ".trash-"
 """First letters of the names of folders that are being deleted."""
 
 
-def delete_older_states(states: Sequence[Path], step: int) -> None:
-    """Delete all states older than that of `step`, which was just written, and the one before.
-
-    Later states do not count: the run would have resumed from them if they were intact.
-
-    Args:
-        states: all states of a folder, the oldest first.
-        step: step of the newest state.
-    """
+def _delete_older_states(states: Sequence[Path], step: int) -> None:
+    """Delete all states older than that of `step`, which was just written, and the one before."""
     earlier = [state for state in states if step_of(state) <= step]
     for state in earlier[:-KEPT]:
-        delete_state(state)
+        _delete_state(state)
 
 
-def delete_state(state: Path) -> None:
+def _delete_state(state: Path) -> None:
     """Rename a state out of the way, and delete it while the run continues."""
     renamed = state.with_name(f"{DELETED}{state.name}-{os.getpid()}")
     # It may be there from a process with the same number that was killed.
@@ -410,7 +403,7 @@ def manifest_of(state: Path) -> dict[str, Any]:
     The settings are `None` in a state of format 2.
     """
     manifest = read_manifest(state)
-    return {"settings": None, **manifest, "values": stored_metadata(state, manifest)}
+    return {"settings": None, **manifest, "values": _stored_metadata(state, manifest)}
 
 
 def read_manifest(state: Path) -> dict[str, Any]:
@@ -419,7 +412,7 @@ def read_manifest(state: Path) -> dict[str, Any]:
     return manifest
 
 
-def stored_metadata(state: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+def _stored_metadata(state: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Read the values of every part; a value that format 2 did not have gets its default."""
     if manifest["format_version"] == FORMAT_VERSION:
         return dict(manifest["values"])
@@ -431,15 +424,15 @@ def stored_metadata(state: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_manifest(state: Path, manifest: dict[str, Any]) -> None:
     """Write the manifest of a state; an older one is replaced in one rename."""
-    write_bytes(state / MANIFEST, sealed_document(manifest))
+    write_bytes(state / MANIFEST, _sealed_document(manifest))
 
 
-def sealed_document(manifest: dict[str, Any]) -> bytes:
+def _sealed_document(manifest: dict[str, Any]) -> bytes:
     """Put a manifest and its SHA-256 into one JSON document."""
-    return json.dumps({"manifest": manifest, "sha256": manifest_digest(manifest)}).encode()
+    return json.dumps({"manifest": manifest, "sha256": _manifest_digest(manifest)}).encode()
 
 
-def manifest_digest(manifest: dict[str, Any]) -> str:
+def _manifest_digest(manifest: dict[str, Any]) -> str:
     """Hash a manifest (SHA-256, hex)."""
     # Sorted keys: the hash must not depend on the order of a dictionary.
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
@@ -450,7 +443,7 @@ def find_damage(state: Path) -> str | None:
     try:
         document = json.loads((state / MANIFEST).read_bytes())
         manifest = document["manifest"]
-        if manifest_digest(manifest) != document["sha256"]:
+        if _manifest_digest(manifest) != document["sha256"]:
             return f"{MANIFEST} does not match its own checksum"
         if manifest["format_version"] not in READABLE:
             readable = " and ".join(map(str, READABLE))
@@ -459,7 +452,7 @@ def find_damage(state: Path) -> str | None:
             problem = _file_damage(state / name, name, expected)
             if problem is not None:
                 return problem
-        progress = stored_metadata(state, manifest).get("progress", {})
+        progress = _stored_metadata(state, manifest).get("progress", {})
         step = progress.get("step", step_of(state))
         if step != step_of(state):  # the folder was renamed by hand
             return f"it holds the state of step {step}, not of the step in its name"
@@ -480,7 +473,7 @@ def _file_damage(file: Path, name: str, expected: Mapping[str, Any]) -> str | No
     return None
 
 
-def is_of_another_format(state: Path) -> bool:
+def _is_of_another_format(state: Path) -> bool:
     """Return whether a state was written in a format that this version does not read."""
     try:
         return read_manifest(state)["format_version"] not in READABLE

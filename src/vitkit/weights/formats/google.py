@@ -55,7 +55,7 @@ ROOT_MAP = re.compile(r"probe$|(MultiHeadDotProductAttention_0|LayerNorm_0|MlpBl
 """The attention pool of the first ViT-G files, which has no module of its own."""
 
 
-def tree_prefix(names: Iterable[str]) -> str | None:
+def _tree_prefix(names: Iterable[str]) -> str | None:
     """Return the prefix of a ViT's names, or `None` where there is no ViT."""
     present = set(names)
     for prefix in TREE_PREFIXES:
@@ -64,13 +64,9 @@ def tree_prefix(names: Iterable[str]) -> str | None:
     return None
 
 
-def with_names_of_2021(source: Source) -> Source:
-    """Rename a file's tensors to the names of 2021, one for each block, without a prefix.
-
-    Raises:
-        CheckpointError: two tensors would get one name, or stacks that fit no model.
-    """
-    source = _without_prefix(source, tree_prefix(source) or "")
+def _with_names_of_2021(source: Source) -> Source:
+    """Rename a file's tensors to the names of 2021, one for each block, without a prefix."""
+    source = _without_prefix(source, _tree_prefix(source) or "")
     if any(name.startswith(STACK_PREFIX) for name in source):
         source = _unstacked(source)
     # Last: the class token decides the name of the table, and a prefix would hide it.
@@ -100,7 +96,7 @@ def _classic_name(name: str, has_class_token: bool) -> str:
     return _rename_part(name, LINEN)
 
 
-def big_vision_name(name: str) -> str:
+def _big_vision_name(name: str) -> str:
     """Return big_vision's name for a name of 2021."""
     by_counter = {counter: linen for linen, counter in LINEN.items()}
     return "params/" + _rename_part(name, by_counter)
@@ -239,7 +235,7 @@ _CROPPED = _SQUASHED.replace(fit="crop", crop_ratio=0.875)
 
 def _detect(header: Header) -> bool:
     """Return True for `embedding/kernel` and `Transformer/encoder_norm` with a known prefix."""
-    return tree_prefix(header.shapes) is not None
+    return _tree_prefix(header.shapes) is not None
 
 
 def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
@@ -452,7 +448,7 @@ def _write(bundle: Bundle) -> dict[str, FileWriter]:
         raise CheckpointError("Google's hybrids have no attention pool")
     if is_hybrid and (spec.positions != "learned" or (spec.class_token and not covers_token)):
         raise CheckpointError("positions of Google's hybrids are learned and cover the class token")
-    name_of = _vit_jax_name if covers_token or is_hybrid else big_vision_name
+    name_of = _vit_jax_name if covers_token or is_hybrid else _big_vision_name
     # Tensors are already in Flax's axes: the table has transposed them.
     arrays = {name_of(name): _array(tensor) for name, tensor in bundle.tensors.items()}
 
@@ -512,7 +508,7 @@ _CAPABILITIES: tuple[Capabilities, ...] = (
 GOOGLE = Format(
     name="google",
     detect=_detect,
-    prepare=with_names_of_2021,
+    prepare=_with_names_of_2021,
     infer=_infer,
     table=_table,
     capabilities=_CAPABILITIES,

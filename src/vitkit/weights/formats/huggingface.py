@@ -68,12 +68,8 @@ _IGNORED = (
 )
 
 
-def hf_table(spec: ViTSpec) -> Table:
-    """Return a renaming, with transforms for query, key and value and for registers' positions.
-
-    Raises:
-        CheckpointError: a model that none of their classes computes.
-    """
+def _hf_table(spec: ViTSpec) -> Table:
+    """Return a renaming, with transforms for query, key and value and for registers' positions."""
     is_dinov2 = model_type(spec).startswith("dinov2")
     attention = f"{BLOCK_NAMES}attention.attention."
     projections = [f"{attention}{part}.{{p}}" for part in ("query", "key", "value")]
@@ -476,7 +472,7 @@ HUGGINGFACE = Format(
     detect=_detect,
     prepare=_prepare,
     infer=_infer,
-    table=hf_table,
+    table=_hf_table,
     capabilities=_CAPABILITIES,
     write=_write,
     settle=_settle,

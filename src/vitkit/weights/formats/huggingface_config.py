@@ -280,7 +280,7 @@ def config_json(spec: ViTSpec, classes: tuple[str, ...]) -> bytes:
         document |= {"intermediate_size": spec.mlp_width, "encoder_stride": spec.patch_size[0]}
         if spec.representation_width:
             document |= {"pooler_output_size": spec.representation_width, "pooler_act": "tanh"}
-        return json_bytes(document)
+        return _json_bytes(document)
     if spec.grid[0] != spec.grid[1]:
         raise CheckpointError(f"{family} assumes a square grid, not {spec.grid}")
     document |= {
@@ -292,7 +292,7 @@ def config_json(spec: ViTSpec, classes: tuple[str, ...]) -> bytes:
         document["num_register_tokens"] = spec.num_registers
     else:
         document["use_mask_token"] = True
-    return json_bytes(document)
+    return _json_bytes(document)
 
 
 def _mlp_ratio(spec: ViTSpec) -> int:
@@ -321,7 +321,7 @@ def _one_or_two(sides: tuple[int, int]) -> int | list[int]:
     return list(sides)
 
 
-def json_bytes(document: Mapping[str, Any]) -> bytes:
+def _json_bytes(document: Mapping[str, Any]) -> bytes:
     """Return a document as transformers lays out its JSON files."""
     return json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n"
 
@@ -488,4 +488,4 @@ def preprocessor_json(preprocess: Preprocess) -> bytes:
         document["image_processor_type"] = "BitImageProcessor"
         document["size"] = {"shortest_edge": resized[0]}
         document |= cut
-    return json_bytes(document)
+    return _json_bytes(document)

@@ -100,16 +100,8 @@ def depth_of(names: Iterable[str], pattern: str) -> int:
     return count
 
 
-def square_grid(rows: int, prefix: int) -> int:
-    """Return the side of a square grid whose position table has this number of rows.
-
-    Args:
-        rows: rows of the table.
-        prefix: those of them that belong to prefix tokens.
-
-    Raises:
-        CheckpointError: no square; the image's size must then be given (`image_size=`).
-    """
+def _square_grid(rows: int, prefix: int) -> int:
+    """Return the side of a square grid whose position table has this number of rows."""
     side = math.isqrt(max(rows - prefix, 0))
     if side * side != rows - prefix or side == 0:
         raise CheckpointError(
@@ -133,7 +125,7 @@ def image_size(rows: int, prefix: int, patch: tuple[int, int], requested: Any) -
             divide.
     """
     if requested is None:
-        side = square_grid(rows, prefix)
+        side = _square_grid(rows, prefix)
         return side * patch[0], side * patch[1]
     height, width = as_pair(requested)
     # The number of patches is checked first: it tells more about the mistake than a remainder.

@@ -122,7 +122,7 @@ def _release(spec: ViTSpec) -> str:
     return PLAIN if stem == "convolution" else NEWEST
 
 
-def renamed_parts(names: Iterable[str], parts: Mapping[str, str]) -> dict[str, str]:
+def _renamed_parts(names: Iterable[str], parts: Mapping[str, str]) -> dict[str, str]:
     """Return each name -> the same name with `parts` renamed."""
     pattern = re.compile(r"^(transformer\.layers\.\d+\.|)(.+)(?=\.(?:weight|bias)$)")
     return {
@@ -144,7 +144,7 @@ def _prepare(source: Source) -> Source:
     Raises:
         CheckpointError: a file of a release between them.
     """
-    names = renamed_parts(source, OLD_PARTS["ViT"] | OLD_PARTS["SimpleViT"])
+    names = _renamed_parts(source, OLD_PARTS["ViT"] | OLD_PARTS["SimpleViT"])
     # Up to 0.40.2 the head was a Sequential of norm and layer: its norm is the model's last one.
     norm_in_head = bool(names.keys() & {"mlp_head.0.weight", "linear_head.0.weight"})
     batch_axis = len(source.header.shapes.get("cls_token", ())) == 3
@@ -429,7 +429,7 @@ def _write(bundle: Bundle) -> dict[str, FileWriter]:
     # The table has only the newest names.
     if release == PLAIN:
         old_parts = {new: old for old, new in OLD_PARTS[class_name].items()}
-        names = renamed_parts(bundle.tensors, old_parts)
+        names = _renamed_parts(bundle.tensors, old_parts)
         tensors = {names[name]: tensor for name, tensor in bundle.tensors.items()}
         bundle = replace(bundle, tensors=tensors)
     metadata = {ARGUMENTS_KEY: json.dumps(arguments), RELEASE_KEY: release}

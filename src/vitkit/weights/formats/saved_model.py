@@ -56,7 +56,7 @@ def as_saved(model: object, path: Path) -> tuple[ViTSpec, dict[str, Tensor]]:
         )
     spec, state = present_state(vit)
     _refuse_misfits(vit, spec, state, path)
-    refuse_unsaved_changes(vit, spec, state, path)
+    _refuse_unsaved_changes(vit, spec, state, path)
     return spec, state
 
 
@@ -157,20 +157,10 @@ TOLERANCE = 1e-5
 """Largest difference of logits, as a part of the largest logit: compiled layers round otherwise."""
 
 
-def refuse_unsaved_changes(
+def _refuse_unsaved_changes(
     vit: ViT, spec: ViTSpec, state: Mapping[str, Tensor], path: Path
 ) -> None:
-    """Refuse a model that computes other logits than a file of its tensors would.
-
-    Args:
-        vit: as it is; hooks that it has are called with one image.
-        spec: spec of the file.
-        state: the tensors of the file.
-        path: the file, for messages.
-
-    Raises:
-        CheckpointError: hooks, layers or methods that change the logits; they are named.
-    """
+    """Refuse a model that computes other logits than a file of its tensors would."""
     changes = list(_changes(vit, spec))
     # A part of a model cannot be run, and tensors on the meta device have no values.
     if not changes or any(t.is_meta or is_sharded(t) for t in state.values()):

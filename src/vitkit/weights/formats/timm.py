@@ -199,7 +199,7 @@ _OLD_SCALE_NAMES = {"gamma_1": "ls1.gamma", "gamma_2": "ls2.gamma"}
 def _prepare(source: Source) -> Source:
     """Rename LayerScale and split biases to the names of the class in question."""
     changes = _OLD_SCALE_NAMES
-    if is_eva_file(source.header):
+    if _is_eva_file(source.header):
         changes = EVA_NAMES
 
     def rename(name: str) -> str:
@@ -262,7 +262,7 @@ TIMM = Format(
 # Inferring the model of a timm file: from shapes, from `config.json`, and from usual values.
 
 
-def is_eva_file(header: Header) -> bool:
+def _is_eva_file(header: Header) -> bool:
     """Return True for tensors that only `Eva` has, or for its name in `config.json`."""
     shapes = header.shapes
     name = architecture_name(config_of(header))
@@ -495,7 +495,7 @@ def _without_table(
 ) -> _PositionFields:
     """Return the fields of a file without position table: rotary positions, or none."""
     patch = fields["patch_size"]
-    if is_eva_file(header):
+    if _is_eva_file(header):
         positions, usual_side = "rope", 256
     else:
         positions, usual_side = "none", 224
