@@ -17,7 +17,6 @@ from vitkit import cli, process
 from vitkit.process import (
     SPINCOUNT,
     available_cores,
-    available_memory,
     shorten_spinning,
     uncollected_imports,
 )
@@ -160,22 +159,6 @@ def write_groups(root: Path, group: str | None, files: dict[str, str]) -> None:
     if group is not None:
         (root / "proc/self").mkdir(parents=True)
         (root / "proc/self/cgroup").write_text(group)
-
-
-@pytest.mark.parametrize(
-    ("group", "files", "share"),
-    [
-        ("0::/job/step\n", {"job/memory.max": "4096000\n", "job/step/memory.max": "max\n"}, 1000),
-        ("4:memory:/job\n0::/\n", {"memory/job/memory.limit_in_bytes": "8192\n"}, 2),
-        ("4:memory:/\n", {"memory/memory.limit_in_bytes": "9223372036854771712\n"}, None),
-        ("0::/\n", {}, None),
-        (None, {}, None),
-    ],
-)
-def test_a_job_has_the_memory_of_its_group(group, files, share, tmp_path):
-    write_groups(tmp_path, group, files)
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert available_memory(tmp_path) == (machine if share is None else 4096 * share)
 
 
 def test_make_demo_sets_the_spinning_of_the_command():

@@ -495,7 +495,7 @@ assert Overlapping()(image).shape == (1, ((224 - 16) // 8 + 1) ** 2, 768)  # 27 
 #
 # The result may surprise: with each of three seeds, the fixed sines are the worst (11 to 17 %, little
 # more than guessing among ten classes), the table with untrained rows gets 37 to 47 %, and the
-# resampled one 69 to 73 %. That the formula of the sines goes on for ever does not mean that the
+# resampled one 69 to 73 %. That the formula of the sines has no end does not mean that the
 # layers, which never saw these vectors, know what to do with them.
 
 

@@ -92,9 +92,7 @@ def available_cores(root: Path = Path("/")) -> int:
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
-    for limit in _group_limits(
-        root, "cpu", ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-    ):
+    for limit in _group_limits(root):
         with suppress(ValueError):
             quota, period = limit.split()
             if quota not in ("max", "-1"):
@@ -102,26 +100,10 @@ def available_cores(root: Path = Path("/")) -> int:
     return cores
 
 
-def available_memory(root: Path = Path("/")) -> int:
-    """Return the bytes of memory that this process may use: the machine's, or its group's limit.
+def _group_limits(root: Path) -> Iterator[str]:
+    """Generate the limit of each of the process's control groups: quota and period of its cores.
 
-    Args:
-        root: root of the file system with /proc and /sys.
-    """
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for limit in _group_limits(root, "memory", ("memory.max",), ("memory.limit_in_bytes",)):
-        with suppress(ValueError):  # max
-            memory = min(memory, int(limit))
-    return memory
-
-
-def _group_limits(
-    root: Path, controller: str, files: tuple[str, ...], files_of_v1: tuple[str, ...]
-) -> Iterator[str]:
-    """Generate the limit of each of the process's control groups: the words in some files.
-
-    Source: "Control Group v2" (`cpu.max`, `memory.max`), "CFS Bandwidth Control" and "Memory
-    Resource Controller" (v1), documentation of Linux.
+    Source: "Control Group v2" (`cpu.max`) and "CFS Bandwidth Control" (v1), documentation of Linux.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -129,14 +111,14 @@ def _group_limits(
         return
     for line in lines:  # 0::/job (v2), or 4:cpu,cpuacct:/job (v1)
         _, controllers, name = line.split(":", 2)
-        top, names = root / "sys/fs/cgroup", files
-        if controller in controllers.split(","):
-            top, names = top / controller, files_of_v1
+        top, files = root / "sys/fs/cgroup", ("cpu.max",)
+        if "cpu" in controllers.split(","):
+            top, files = top / "cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us")
         group = top / name.strip("/")
         # a limit of a group applies to all groups in it
         while group.is_relative_to(top):
             with suppress(OSError):
-                yield " ".join((group / file).read_text().strip() for file in names)
+                yield " ".join((group / file).read_text().strip() for file in files)
             group = group.parent
 
 

@@ -1,4 +1,4 @@
-"""A loader process that is killed or hangs: what there is is saved, and the run goes on from it."""
+"""A loader process that is killed or hangs: what there is is saved, and the run resumes from it."""
 
 from __future__ import annotations
 

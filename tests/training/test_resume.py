@@ -1,4 +1,4 @@
-"""A run that is stopped anywhere, by anything, goes on and ends with the same bits."""
+"""A run that is stopped anywhere, by anything, resumes and ends with the same bits."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_every_kind_of_damage_is_seen_and_the_state_before_is_used(straight, tmp
 
 
 def test_a_run_that_is_about_to_end_there_is_not_overtaken(tmp_path, monkeypatch):
-    """Two processes go on with one run: the second finds it in use before it looks for a state.
+    """Two processes resume one run: the second finds it in use before it looks for a state.
 
     Otherwise it could begin with a state that the first one has deleted by the time it is read.
     """

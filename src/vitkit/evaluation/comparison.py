@@ -15,7 +15,7 @@ from vitkit.errors import DataError, SettingError
 from vitkit.evaluation.evaluate import CLASSES_SHOWN, EvaluationChoice, evaluate_checkpoint
 from vitkit.evaluation.result import Evaluation
 from vitkit.messages import plural
-from vitkit.plots.figure import html_table, html_text
+from vitkit.plots.html import html_table, html_text
 from vitkit.weights.checkpoint import stored_object
 from vitkit.weights.load import load
 

@@ -18,7 +18,7 @@ from vitkit.errors import SettingError
 from vitkit.evaluation.metrics import Metrics, PredictionCounts, wilson_interval
 from vitkit.messages import percent
 from vitkit.plots import MAX_CLASSES
-from vitkit.plots.figure import html_table
+from vitkit.plots.html import html_table
 
 if TYPE_CHECKING:
     from vitkit.plots.figure import NotebookFigure

@@ -17,7 +17,7 @@ from vitkit.errors import OutputError, SettingError
 from vitkit.explaining.methods import METHODS
 from vitkit.io.results import ResultKind, png_result, svg_result
 from vitkit.messages import percent
-from vitkit.plots.figure import html_image
+from vitkit.plots.html import html_image
 from vitkit.plots.overlay import STRENGTH, ColourScale, Viewport, box, enlarge, outline, place_grid
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from vitkit.explaining.methods.attention import attention_of_heads
 from vitkit.explaining.methods.rollout import rollout_over_depth
 from vitkit.io.atomic import write_bytes
 from vitkit.io.results import ResultKind, ResultPlaces, check_outputs
-from vitkit.plots.figure import html_text, page_templates, render_page
+from vitkit.plots.html import html_text, page_templates, render_page
 from vitkit.plots.overlay import ColourScale, enlarge, place_grid
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from vitkit.io.atomic import write_bytes
 from vitkit.io.results import check_outputs, json_result, png_result, svg_result
 from vitkit.messages import plural
 from vitkit.models.vit import ViT
-from vitkit.plots.figure import html_image, html_text
+from vitkit.plots.html import html_image, html_text
 from vitkit.shapes import Images
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from vitkit.errors import CheckpointError, ImageError, SettingError, UserCodeErr
 from vitkit.evaluation.metrics import finite_rows, refuse_not_finite
 from vitkit.exporting.exported_model import model_parts
 from vitkit.messages import plural
-from vitkit.plots.figure import html_bars
+from vitkit.plots.html import html_bars
 from vitkit.prediction.find import Images, as_list
 from vitkit.prediction.image_list import batches_of
 from vitkit.prediction.images import AnyImage, name_in_messages, read_any_image

@@ -13,7 +13,7 @@ from vitkit.evaluation.result import Evaluation
 from vitkit.io.atomic import write_bytes
 from vitkit.io.results import ResultKind, check_outputs, nonempty_path
 from vitkit.messages import escape
-from vitkit.plots.figure import render_page
+from vitkit.plots.html import render_page
 from vitkit.reporting.sections import SCORES, Score, format_score
 from vitkit.training.monitoring.figures import LearningCurves
 from vitkit.weights.inspection import inspect

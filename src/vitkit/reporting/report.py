@@ -21,7 +21,7 @@ from vitkit.data.images.preprocess import preprocess_images
 from vitkit.errors import ImageError, Interrupted, VitkitError, check_type
 from vitkit.io.atomic import write_bytes
 from vitkit.io.results import ResultKind, check_outputs, nonempty_path
-from vitkit.plots.figure import page_templates, render_page
+from vitkit.plots.html import page_templates, render_page
 from vitkit.reporting.predictions import Missing
 from vitkit.reporting.run import ReportedRun
 from vitkit.reporting.sections import (

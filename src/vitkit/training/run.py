@@ -18,7 +18,7 @@ from vitkit.evaluation.loop import LabelledLogits, predict_batches
 from vitkit.evaluation.metrics import Metrics
 from vitkit.evaluation.temperature import HeldOutLogits
 from vitkit.models.vit import ViT
-from vitkit.plots.figure import html_table
+from vitkit.plots.html import html_table
 from vitkit.training.interrupts import StopFlag
 from vitkit.training.monitoring.figures import LearningCurves
 from vitkit.training.monitoring.run_log import RunLog

@@ -42,8 +42,8 @@ NAMES_SHOWN = 3
 LOOK_EVERY = 1.0
 """Seconds between two looks at the loader processes, while a batch is waited for."""
 MOST_LOOKS = 600
-"""Looks without a batch after which the run ends. They are counted, not seconds: a run that was
-suspended as a whole goes on. Images of remote shards may take any time; fetching has its limits."""
+"""Looks without a batch after which the run ends. They are counted, not seconds, as a run
+may be suspended as a whole. Images of remote shards may take any time; fetching has its limits."""
 EXIT_GRACE = 1.0
 """Seconds that a failing process gets to exit, so that its exit code is known."""
 SECONDS_AFTER_SIGTERM = 60

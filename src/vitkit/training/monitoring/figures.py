@@ -28,7 +28,7 @@ from vitkit.data.loading.loader import EvaluationBatches
 from vitkit.errors import DataError, Interrupted, OutputError
 from vitkit.io.atomic import output_error, write_bytes
 from vitkit.messages import nearest_parent, percent
-from vitkit.plots.figure import html_image, html_table
+from vitkit.plots.html import html_image, html_table
 from vitkit.spec import Preprocess
 from vitkit.training.run_folder import RunFolder
 
