@@ -23,7 +23,7 @@ a YAML file for `--recipe` (`batch_size: 64`) and a keyword in Python
 from flags or keywords; later ones win. Any field of `ViTSpec` is a setting as well:
 `--spec.patch-size 4`, or `spec={"patch_size": 4}`.
 
-`scripts/settings_page.py` writes this page from `src/vitkit/training/config/sections/`.
+`scripts/settings_page.py` writes this page from `src/vitkit/training/config/`.
 """
 NAMES = """
 ## Names in other programs

@@ -1,6 +1,6 @@
 """SIGINT, SIGTERM and the other signals that stop a run: as a flag, or as an exception.
 
-`callbacks.early_stopping` reads the flag between two steps and ends the loop; `callbacks.save` then
+`callbacks` reads the flag between two steps and ends the loop; `saving` then
 saves. Phases without intermediate state are interrupted immediately by `Interrupted`. A second
 signal ends the process at once, with a line on the newest state.
 """

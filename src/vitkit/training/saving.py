@@ -1,6 +1,6 @@
 """Save states and weights: when they are written, and in which order.
 
-`state.state_folder` writes a state, and `state.delete_old_states` deletes all but the newest two.
+`state.state_folder` writes a state, and deletes all but the newest two.
 """
 
 from __future__ import annotations

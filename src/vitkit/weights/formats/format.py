@@ -188,7 +188,7 @@ class Format:
 
 FIXED_BY_CODE = frozenset(("activation", "norm_eps", "position_resampling"))
 """Fields whose values are fixed in code for one kind of model."""
-# Their order is the order of changes: earlier fields are fitted first (`converting/fit.py`).
+# Their order is the order of changes: earlier fields are fitted first (`weights/verify.py`).
 FIRST_PAPER: dict[str, tuple[Any, ...]] = {
     "stem": ("convolution", "linear"),
     "patch_bias": (True,),
