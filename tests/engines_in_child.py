@@ -26,7 +26,7 @@ from onnx import TensorProto, helper
 
 import vitkit
 from vitkit.engines.engine import build_engine
-from vitkit.engines.runtimes import quiet_imports
+from vitkit.engines.registry import quiet_imports
 
 SMALL = {"image_size": (32, 48), "patch_size": 8, "width": 32, "depth": 2, "num_heads": 2,
          "mlp_width": 64, "num_classes": 5}  # fmt: skip

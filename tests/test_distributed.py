@@ -25,7 +25,8 @@ from vitkit.spec import Preprocess
 from vitkit.training import callbacks
 from vitkit.training import step as fsdp
 from vitkit.training.plan import make_plan
-from vitkit.training.state.state_folder import find_damage, newest_state, read_state, run_hash
+from vitkit.training.state.manifest import find_damage
+from vitkit.training.state.state_folder import newest_state, read_state, run_hash
 
 GREY = Preprocess(image_size=(4, 4), mean=(0.0,), std=(1.0,), fit="squash")
 

@@ -8,7 +8,7 @@ import torch
 from beartype.roar import BeartypeCallHintParamViolation
 from jaxtyping import TypeCheckError
 
-from vitkit.evaluation.metrics import wilson_interval
+from vitkit.evaluation.intervals import wilson_interval
 from vitkit.models.attention import scaled_dot_product_attention
 
 

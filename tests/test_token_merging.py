@@ -14,7 +14,7 @@ import torch
 from noise import fill_with_noise
 
 import vitkit
-from vitkit.engines.runtimes import quiet_imports
+from vitkit.engines.registry import quiet_imports
 from vitkit.errors import SettingError
 
 SCRIPT = Path(__file__).parents[1] / "examples/research/token_merging.py"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Literal
 
-from vitkit.engines.engine import ONNX, PRECISIONS, QUANTISERS
+from vitkit.engines.registry import ONNX, PRECISIONS, QUANTISERS
 from vitkit.errors import SettingError
 from vitkit.messages import did_you_mean
 

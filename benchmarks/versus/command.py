@@ -9,7 +9,7 @@ from typing import Any
 
 from versus.baselines import BASELINES, OWN, choose
 from versus.intervals import Interval
-from vitkit.engines.engine import PRECISIONS
+from vitkit.engines.registry import PRECISIONS
 from vitkit.errors import SettingError, VitkitError
 from vitkit.messages import short_number
 from vitkit.process import available_cores

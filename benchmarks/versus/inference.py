@@ -18,7 +18,8 @@ from versus.child import Ready, Request
 from versus.machine import declare_missing_operators, named
 from vitkit.engines.engine import build_engine, export_program, without_warnings
 from vitkit.engines.inference_folds import optimized
-from vitkit.engines.runtimes import HINTS, import_runtime, refuse_no_bfloat16, to_onnx
+from vitkit.engines.registry import import_runtime
+from vitkit.engines.runtimes import HINTS, refuse_no_bfloat16, to_onnx
 from vitkit.engines.trials import sample_images
 from vitkit.errors import SettingError
 from vitkit.models.vit import ViT

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitkit.engines.runtimes import HINTS, import_runtime, refuse_no_bfloat16
+from vitkit.engines.registry import import_runtime
+from vitkit.engines.runtimes import HINTS, refuse_no_bfloat16
 from vitkit.errors import SettingError
 
 SIDES = (512, 2048)

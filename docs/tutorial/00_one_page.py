@@ -101,7 +101,7 @@ from shifted_digits import shifted
 from torch import nn
 
 import vitkit
-from vitkit.evaluation.metrics import wilson_interval
+from vitkit.evaluation.intervals import wilson_interval
 
 _ = torch.manual_seed(0)
 

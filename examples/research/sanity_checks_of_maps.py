@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import vitkit
-from vitkit.evaluation.metrics import wilson_interval
+from vitkit.evaluation.intervals import wilson_interval
+from vitkit.explaining.class_scores import TokenSubsets
 from vitkit.explaining.faithfulness import (
     image_keys,
     insertion_areas,
@@ -28,7 +29,7 @@ from vitkit.explaining.faithfulness import (
     normalised_areas,
     reference_areas,
 )
-from vitkit.explaining.method import Method, TokenSubsets
+from vitkit.explaining.method import Method
 from vitkit.explaining.methods import METHODS
 from vitkit.models.attention import Context
 from vitkit.models.interface.intermediates import Embedded

@@ -111,7 +111,8 @@ def _group_limits(root: Path) -> Iterator[str]:
         return
     for line in lines:  # 0::/job (v2), or 4:cpu,cpuacct:/job (v1)
         _, controllers, name = line.split(":", 2)
-        top, files = root / "sys/fs/cgroup", ("cpu.max",)
+        top = root / "sys/fs/cgroup"
+        files: tuple[str, ...] = ("cpu.max",)
         if "cpu" in controllers.split(","):
             top, files = top / "cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us")
         group = top / name.strip("/")

@@ -16,7 +16,7 @@ from sklearn.metrics import balanced_accuracy_score, confusion_matrix
 import vitkit
 from vitkit import cli
 from vitkit.errors import DataError, OutputError, SettingError
-from vitkit.evaluation.comparison import mcnemar
+from vitkit.evaluation.intervals import mcnemar
 
 CLASSES = ("ant", "bee", "cat")
 GREY = vitkit.Preprocess(image_size=8, mean=(0.5,), std=(0.25,), fit="squash")

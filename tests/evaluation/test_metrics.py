@@ -15,12 +15,8 @@ from sklearn.metrics import (
 from torch.nn import functional as F
 from training.worlds import in_world, together
 
-from vitkit.evaluation.metrics import (
-    PredictionCounts,
-    balanced_interval,
-    bootstrap_balanced,
-    wilson_interval,
-)
+from vitkit.evaluation.intervals import balanced_interval, bootstrap_balanced, wilson_interval
+from vitkit.evaluation.metrics import PredictionCounts
 
 K, N = 7, 203
 LABELS = np.random.default_rng(0).choice(K - 1, N, p=[0.5, 0.2, 0.1, 0.1, 0.05, 0.05])

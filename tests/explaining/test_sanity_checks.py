@@ -14,8 +14,8 @@ from noise import fill_with_noise
 from own_methods import own_method
 
 import vitkit
+from vitkit.explaining.class_scores import TokenSubsets
 from vitkit.explaining.faithfulness import image_keys, random_orders, step_sizes
-from vitkit.explaining.method import TokenSubsets
 
 SCRIPT = Path(__file__).parents[2] / "examples/research/sanity_checks_of_maps.py"
 pytestmark = pytest.mark.soak

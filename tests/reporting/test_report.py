@@ -21,8 +21,8 @@ from safetensors.torch import save
 
 import vitkit
 from vitkit import cli
-from vitkit.evaluation.metrics import wilson_interval
-from vitkit.evaluation.result import PREDICTIONS_HEADER
+from vitkit.evaluation.intervals import wilson_interval
+from vitkit.evaluation.prediction_table import PREDICTIONS_HEADER
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,8 @@ from training.tiny_runs import STEPS, TINY, end_of, run
 import vitkit
 from vitkit.errors import Interrupted, UserCodeError
 from vitkit.training import callbacks
-from vitkit.training.state.state_folder import newest_state, step_of
+from vitkit.training.state.manifest import step_of
+from vitkit.training.state.state_folder import newest_state
 from vitkit.training.trainer import Trainer
 
 TIMES = {"images_per_s", "data_wait", "seconds"}

@@ -14,7 +14,8 @@ from vitkit.cli import run as command
 from vitkit.errors import DataError, SettingError
 from vitkit.training.config.merging import read_yaml
 from vitkit.training.config.train_config import USUAL
-from vitkit.training.state.state_folder import list_states, step_of
+from vitkit.training.state.manifest import step_of
+from vitkit.training.state.state_folder import list_states
 
 QUICK = {"quiet": True, "device": "cpu", "threads": 1, "workers": 0, "test": False,
          "plots": False, "report": False}  # fmt: skip

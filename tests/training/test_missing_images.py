@@ -16,7 +16,8 @@ from training.faulty import on
 from vitkit.errors import DataError, ImageError, Interrupted
 from vitkit.training import train as session
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.state.state_folder import newest_state, run_hash, step_of
+from vitkit.training.state.manifest import step_of
+from vitkit.training.state.state_folder import newest_state, run_hash
 from vitkit.training.trainer import Callback
 
 

@@ -14,7 +14,8 @@ from training.tiny_runs import end_of, run
 import vitkit
 from vitkit.errors import Interrupted, SettingError
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.state.state_folder import newest_state, read_manifest, write_manifest
+from vitkit.training.state.manifest import read_manifest, write_manifest
+from vitkit.training.state.state_folder import newest_state
 
 CROPPED = {
     "epochs": 1, "warmup_epochs": 0.0, "crop_scale": 0.3, "log_examples": False,

@@ -35,13 +35,9 @@ from vitkit.randomness import permutation
 from vitkit.training import callbacks
 from vitkit.training import plan as make_plan
 from vitkit.training.state import state_folder
+from vitkit.training.state.manifest import find_damage, read_manifest, write_manifest
 from vitkit.training.state.registry import Progress
-from vitkit.training.state.state_folder import (
-    find_damage,
-    newest_state,
-    read_manifest,
-    write_manifest,
-)
+from vitkit.training.state.state_folder import newest_state
 from vitkit.training.trainer import Callback, Trainer
 
 

@@ -29,12 +29,8 @@ from vitkit.training.config.merging import read_yaml, to_yaml
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.monitoring import run_log as display
 from vitkit.training.run_folder import new_folder, resumed_folder
-from vitkit.training.state.state_folder import (
-    find_damage,
-    list_states,
-    read_manifest,
-    write_manifest,
-)
+from vitkit.training.state.manifest import find_damage, read_manifest, write_manifest
+from vitkit.training.state.state_folder import list_states
 
 SMALL = {
     "epochs": 1, "max_steps": 1, "warmup_epochs": 0.0, "amp": "off", "batch_size": 4, "quiet": True,

@@ -16,7 +16,8 @@ from training.tiny_runs import STEPS, TINY, run
 import vitkit
 from vitkit.devices import seed_generators
 from vitkit.errors import NonFiniteError
-from vitkit.training.state.state_folder import newest_state, read_manifest
+from vitkit.training.state.manifest import read_manifest
+from vitkit.training.state.state_folder import newest_state
 
 
 def test_accumulation_gives_the_gradient_of_the_whole_batch(tmp_path):

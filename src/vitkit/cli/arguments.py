@@ -1,4 +1,4 @@
-"""What the verbs take: arguments, commands and their help, read from functions and settings."""
+"""Arguments, commands and help of the verbs, read from functions and settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tyro.conf import Positional, Suppress
 from vitkit.cli.output import FEWEST_COLUMNS
 from vitkit.errors import SettingError
 from vitkit.messages import did_you_mean
-from vitkit.weights.write import answer_to
+from vitkit.other_names import answer_to
 
 METAVARS = {
     "aa": "POLICY",

@@ -20,7 +20,7 @@ from vitkit.cli.images import (
 from vitkit.cli.parsing import EngineChoice, EngineFlags, PrecisionChoice, as_flags, open_checkpoint
 from vitkit.io.results import check_outputs
 from vitkit.messages import escape, plural
-from vitkit.prediction.features import FEATURES_FILE, write_features
+from vitkit.prediction.features_file import FEATURES_FILE, write_features
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,7 +20,7 @@ from vitkit.cli.images import files_of_checkpoint, files_of_data, refuse_images_
 from vitkit.cli.output import align, flags, fold, print_results, suggest, terminal_width
 from vitkit.cli.parsing import EngineChoice, EngineFlags, PrecisionChoice, as_flags
 from vitkit.errors import SettingError
-from vitkit.evaluation.result import PREDICTIONS_HEADER, predictions_csv
+from vitkit.evaluation.prediction_table import PREDICTIONS_HEADER
 from vitkit.io.atomic import write_bytes
 from vitkit.io.results import (
     CONFUSION_CORNER,
@@ -189,7 +189,7 @@ def _write_files(
     written = []
     # first the table: a figure of very many classes is refused
     if predictions is not None:
-        write_bytes(predictions, predictions_csv(evaluation))
+        write_bytes(predictions, evaluation.predictions_csv())
         count = int(evaluation["images"])
         written.append(f"predictions: {predictions}, {plural(count, 'row')}")
     if confusion is not None:

@@ -23,8 +23,7 @@ from vitkit.cli.output import flags, print_now, print_results
 from vitkit.cli.parsing import as_flags
 from vitkit.data.images.integrity import IMAGE_ENDINGS
 from vitkit.errors import ImageError, SettingError, UserError
-from vitkit.explaining.explain import choose_method, method_options
-from vitkit.explaining.methods import METHODS
+from vitkit.explaining.methods import METHODS, choose_method, method_options
 from vitkit.io.results import check_outputs, json_result
 from vitkit.messages import escape, flag_name, percent, plural
 

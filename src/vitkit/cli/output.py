@@ -1,4 +1,4 @@
-"""What the verbs print: columns, predictions, and what to do next."""
+"""Output of the verbs: columns, predictions, and commands to continue with."""
 
 from __future__ import annotations
 

@@ -29,8 +29,9 @@ from vitkit.io.results import ResultPlaces, check_new_files, check_outputs, csv_
 from vitkit.messages import escape, plural
 
 if TYPE_CHECKING:
-    from vitkit.prediction.image_list import ImageList, RightAnswers
+    from vitkit.prediction.image_list import ImageList
     from vitkit.prediction.images import FoundImage
+    from vitkit.prediction.labels import RightAnswers
     from vitkit.prediction.predictor import Prediction, Predictor
 
 CSV_HEADER = ("image", "rank", "label", "probability")
@@ -233,7 +234,7 @@ class _Outputs:
             labels: class of the dataset -> label of a prediction.
             images: the images.
         """
-        from vitkit.prediction.image_list import RightAnswers
+        from vitkit.prediction.labels import RightAnswers
 
         answers = RightAnswers(labels)
         count = 0

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
-import os
-import sys
 import tempfile
 import threading
 import warnings
@@ -15,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -29,10 +25,10 @@ from vitkit.engines.engine import (
     EngineRequest,
     Forward,
     export_program,
-    refuse_uncalibrated,
     without_warnings,
 )
 from vitkit.engines.inference_folds import fold_for_inference
+from vitkit.engines.registry import import_runtime, quiet_imports, refuse_uncalibrated
 from vitkit.errors import SettingError
 from vitkit.io.atomic import replacing_in_cache
 from vitkit.models.attention import Heads, MultiHeadAttention
@@ -378,40 +374,3 @@ def count_int8_layers(compiled: Any) -> dict[str, int]:
         if kind in PRODUCTS and precision in INT8:
             counts[kind] += 1
     return dict(counts)
-
-
-# Import runtimes with their telemetry switched off.
-#
-# ONNX Runtime's wheels for Linux send events from version 1.29 on, unless `ORT_DISABLE_TELEMETRY`
-# is set before the first import. OpenVINO and NNCF report through the package `openvino_telemetry`,
-# and do without it where it cannot be imported.
-
-VARIABLES = {"ORT_DISABLE_TELEMETRY": "1"}
-"""Read by ONNX Runtime when it is imported."""
-REPORTERS = ("openvino_telemetry",)
-"""Packages that only report; OpenVINO and NNCF work without them."""
-
-
-def quiet_imports() -> None:
-    """Switch off the telemetry of ONNX Runtime, OpenVINO and NNCF, before they are imported.
-
-    A process that has imported a runtime before has decided for itself; nothing changes there.
-    """
-    os.environ.update(VARIABLES)
-    for name in REPORTERS:
-        # None makes `import name` fail, as if it were not installed
-        if name not in sys.modules:
-            sys.modules[name] = None  # type: ignore[assignment]
-
-
-def import_runtime(name: str) -> ModuleType:
-    """Import a runtime, such as `openvino` or `onnxruntime`, with its telemetry switched off.
-
-    Args:
-        name: name of the module.
-
-    Raises:
-        ImportError: it is not installed, or broken.
-    """
-    quiet_imports()
-    return importlib.import_module(name)

@@ -10,8 +10,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from vitkit.engines.engine import EngineRequest, Forward, compiler_name, has_compiler
+from vitkit.engines.engine import EngineRequest, Forward
 from vitkit.engines.inference_folds import fold_for_inference, fuse_gelu
+from vitkit.engines.registry import compiler_name, has_compiler
 from vitkit.errors import MissingExtraError
 from vitkit.models.vit import ViT
 from vitkit.process import keep_freed_memory

@@ -26,16 +26,8 @@ from torch.nn import functional as F
 
 from vitkit.devices import on_device
 from vitkit.engines.child import run_child
-from vitkit.engines.engine import (
-    ENGINES,
-    EXTRA,
-    QUANTISERS,
-    Engine,
-    EngineRequest,
-    build_engine,
-    compiler_name,
-    has_compiler,
-)
+from vitkit.engines.engine import Engine, EngineRequest, build_engine
+from vitkit.engines.registry import ENGINES, EXTRA, QUANTISERS, compiler_name, has_compiler
 from vitkit.io.atomic import replacing_in_cache
 from vitkit.io.caches import cache_folder, weights_fingerprint
 from vitkit.spec import Preprocess, ViTSpec

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 
 from vitkit.errors import DataError, SettingError
 from vitkit.evaluation.evaluate import CLASSES_SHOWN, EvaluationChoice, evaluate_checkpoint
+from vitkit.evaluation.intervals import SIGNIFICANCE_LEVEL, mcnemar
 from vitkit.evaluation.result import Evaluation
 from vitkit.messages import plural
 from vitkit.plots.html import html_table, html_text
@@ -271,32 +271,3 @@ def _repeats(
             )
         )
     return tuple(repeats)
-
-
-# McNemar's exact test of two models on the same images.
-
-SIGNIFICANCE_LEVEL = 0.05
-"""A p-value below this counts as a difference."""
-
-
-def mcnemar(only_first: int, only_second: int) -> float:
-    """Return the two-sided p-value of McNemar's test in its exact form.
-
-    Of n images that only one model classifies correctly, Binomial(n, 1/2) fall to either if both
-    are equally good (McNemar 1947; for classifiers: Dietterich 1998): p = min(1, 2 P(X <= the
-    smaller number)).
-
-    Args:
-        only_first: images that only the first model classifies correctly.
-        only_second: images that only the second classifies correctly.
-
-    Returns:
-        p, in (0, 1]; 1 where the models differ on no image.
-    """
-    n = only_first + only_second
-    # logarithms, as binomial coefficients of thousands of images overflow
-    logarithms = (
-        math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) - n * math.log(2)
-        for i in range(min(only_first, only_second) + 1)
-    )
-    return min(1.0, 2 * math.fsum(map(math.exp, logarithms)))

@@ -6,7 +6,6 @@ for any number of them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from torch.nn import functional as F
 
 from vitkit.distributed import ProcessGroup
 from vitkit.errors import CheckpointError
+from vitkit.evaluation.intervals import balanced_interval, wilson_interval
 from vitkit.messages import plural
 
 Metrics = dict[str, float]
@@ -229,86 +229,6 @@ def headline(scores: Metrics) -> list[str]:
     """
     shown = [name for name in ("top1", "top5", "loss") if name in scores]
     return [f"{name} {scores[name]:.4f}" for name in shown]
-
-
-# 95 % confidence intervals of shares and of the balanced accuracy.
-
-Z = 1.959963984540054
-"""The 97.5 % quantile of the normal distribution, for intervals of 95 %."""
-RESAMPLES = 2000
-
-
-def wilson_interval(hits: int, images: int) -> tuple[float, float]:
-    """Return the 95 % score interval of a share (Wilson 1927; Newcombe 1998, method 3).
-
-    Args:
-        hits: images that are right, from 0 to `images`.
-        images: their number, at least 1.
-
-    Returns:
-        Lower and upper bound, in [0, 1].
-    """
-    return _wilson(hits / images, float(images))
-
-
-def _wilson(share: float, images: float) -> tuple[float, float]:
-    square = Z * Z / images
-    # solves |p - share| = Z sqrt(p (1 - p) / images) for p
-    centre = (share + square / 2) / (1 + square)
-    half_width = Z * math.sqrt((share * (1 - share) + square / 4) / images) / (1 + square)
-    # rounding must not put a share of 0 or 1 outside of its interval
-    return max(0.0, min(share, centre - half_width)), min(1.0, max(share, centre + half_width))
-
-
-def balanced_interval(
-    right: Float64[np.ndarray, " K"], images: Float64[np.ndarray, " K"]
-) -> tuple[float, float]:
-    """Return the 95 % interval of the balanced accuracy, also for few images and scores near 1.
-
-    The bootstrap draws classes that are all right only as all right, so where that is too narrow it
-    is widened to Wilson's interval for as many images as a plain share of this variance would
-    have, K^2 / sum_k 1 / n_k; for classes of one size those are all images.
-
-    Args:
-        right: correctly classified images of each class (K,).
-        images: images of each class (K,); classes without any are left out.
-
-    Returns:
-        Lower and upper bound, in [0, 1].
-    """
-    present = images > 0
-    share = float((right[present] / images[present]).mean())
-    # K^2 / sum_k 1 / n_k, the size of a sample with the same variance
-    count = int(present.sum()) ** 2 / float((1 / images[present]).sum())
-    bootstrap_low, bootstrap_high = bootstrap_balanced(right, images)
-    wilson_low, wilson_high = _wilson(share, count)
-    return min(bootstrap_low, wilson_low), max(bootstrap_high, wilson_high)
-
-
-def bootstrap_balanced(
-    right: Float64[np.ndarray, " K"], images: Float64[np.ndarray, " K"], seed: int = 0
-) -> tuple[float, float]:
-    """Return the 95 % bootstrap percentile interval of the balanced accuracy.
-
-    Images are resampled within each class. Of n images drawn from a class in which h of n are
-    right, Binomial(n, h / n) are right, so the images themselves are not needed (Efron 1979;
-    stratified by class).
-
-    Args:
-        right: correctly classified images of each class (K,).
-        images: images of each class (K,); classes without any are left out.
-        seed: seed of the random numbers.
-
-    Returns:
-        Lower and upper bound, in [0, 1].
-    """
-    present = images > 0
-    n = images[present].astype(np.int64)
-    share = right[present] / images[present]
-    # (resamples, classes): the accuracy of each class in each resample
-    samples = np.random.default_rng(seed).binomial(n, share, (RESAMPLES, len(n))) / n
-    low, high = np.quantile(samples.mean(1), [0.025, 0.975])
-    return float(low), float(high)
 
 
 # Outputs of a model that are not finite (NaN, infinity): counted, never as a predicted class.

@@ -5,9 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,82 +14,14 @@ from jaxtyping import Bool, Float64, Int64
 
 from vitkit.data.datasets.split import Split
 from vitkit.errors import SettingError
-from vitkit.evaluation.metrics import Metrics, PredictionCounts, wilson_interval
-from vitkit.messages import percent
+from vitkit.evaluation.intervals import wilson_interval
+from vitkit.evaluation.metrics import Metrics, PredictionCounts
+from vitkit.evaluation.prediction_table import PREDICTIONS_HEADER, ImageLoss, TopLosses
 from vitkit.plots import MAX_CLASSES
 from vitkit.plots.html import html_table
 
 if TYPE_CHECKING:
     from vitkit.plots.figure import NotebookFigure
-
-# The images with the highest losses of an evaluation, as a list and as a figure.
-
-
-@dataclass(frozen=True)
-class ImageLoss:
-    """The loss of one image, and the prediction that it comes from.
-
-    Attributes:
-        path: name of the image, as in `predictions.csv`; of a file relative to the data's folder.
-        label: its true class.
-        predicted: the most probable class.
-        probability: probability of the predicted class, in [0, 1].
-        label_probability: probability of the true class, in [0, 1].
-        loss: negative log-likelihood of the true class, in nats.
-    """
-
-    path: str
-    label: str
-    predicted: str
-    probability: float
-    label_probability: float
-    loss: float
-
-
-class TopLosses(list[ImageLoss]):
-    """The images with the highest losses, highest first: a list of `ImageLoss`.
-
-    Args:
-        losses: losses of each image.
-        split: the same images, in the same order.
-    """
-
-    def __init__(self, losses: Iterable[ImageLoss], split: Split) -> None:
-        super().__init__(losses)
-        self._split = split
-        # the list may be sorted or shortened before it is drawn
-        self._indices = {one: index for index, one in enumerate(self)}
-
-    def plot(self) -> NotebookFigure:
-        """Draw the images with file name, label, wrong prediction and loss, as a Figure.
-
-        Raises:
-            ImageError: an image that can no longer be read.
-        """
-        # imported here: matplotlib takes half a second
-        from vitkit.plots.panels import draw_images
-
-        captions = []
-        for one in self:
-            caption = [
-                PurePath(one.path).name,
-                f"label {one.label}: {percent(one.label_probability)}",
-            ]
-            if one.predicted != one.label:
-                caption.append(f"predicted {one.predicted}: {percent(one.probability)}")
-            captions.append([*caption, f"loss {one.loss:.2f}"])
-        images = (self._split.read(self._indices[one]) for one in self)
-        return draw_images(images, captions, "highest losses")
-
-    def _repr_html_(self) -> str:
-        """Return a table, for a notebook."""
-        rows = []
-        for one in self:
-            label, predicted = f"{one.label_probability:.4f}", f"{one.probability:.4f}"
-            rows.append([one.path, one.label, label, one.predicted, predicted, f"{one.loss:.3f}"])
-        header = ["image", "label", "its probability", "predicted", "its probability", "loss"]
-        return html_table(header, rows)
-
 
 BOUNDS = ("top1_low", "top1_high", "balanced_accuracy_low", "balanced_accuracy_high")
 """Scores that are the interval of another one; a notebook shows them beside it."""
@@ -192,6 +123,20 @@ class Evaluation(Metrics):
         """True for each image (N,) whose class is the predicted one."""
         return self.labels == self.predicted
 
+    def predictions_csv(self) -> bytes:
+        """Return the content of a CSV file in UTF-8, a row for each image in the split's order."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(PREDICTIONS_HEADER)
+        losses = self.losses.tolist()
+        ranks = self.loss_ranks.tolist()
+        # every image's row has its place by loss, so that a spreadsheet can sort by it
+        for row, loss, rank in zip(self.rows(), losses, ranks, strict=True):
+            *names, probability = row
+            numbers = [f"{probability:.6f}", f"{math.exp(-loss):.6g}", f"{loss:.6g}"]
+            writer.writerow([*names, *numbers, rank])
+        return text.getvalue().encode()
+
     def rows(self) -> Iterator[tuple[str, str, str, float]]:
         """Yield for each image its name, its class, the predicted class and its probability."""
         for index, probability in enumerate(self.probability.tolist()):
@@ -279,33 +224,3 @@ class Evaluation(Metrics):
         return html_table(["score", "value", "95 % interval"], scores) + html_table(
             ["worst classes", "top1", "right"], classes
         )
-
-
-# `predictions.csv`: the prediction of every image of a split, with its loss.
-
-PREDICTIONS_HEADER = (
-    "image",
-    "label",
-    "predicted",
-    "probability",
-    "label_probability",
-    "loss",
-    "loss_rank",
-)
-"""Columns: the name of the image, its class, the predicted class and its probability; then the
-probability of its own class, the loss -ln of that in nats, and the place by loss, highest first."""
-
-
-def predictions_csv(evaluation: Evaluation) -> bytes:
-    """Return the content of a CSV file in UTF-8, a row for each image in the order of the split."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(PREDICTIONS_HEADER)
-    losses = evaluation.losses.tolist()
-    ranks = evaluation.loss_ranks.tolist()
-    # every image's row has its place by loss, so that a spreadsheet can sort by it
-    for row, loss, rank in zip(evaluation.rows(), losses, ranks, strict=True):
-        *names, probability = row
-        numbers = [f"{probability:.6f}", f"{math.exp(-loss):.6g}", f"{loss:.6g}"]
-        writer.writerow([*names, *numbers, rank])
-    return text.getvalue().encode()

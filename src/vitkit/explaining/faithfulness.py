@@ -23,8 +23,9 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from vitkit.errors import SettingError, ShapeError
-from vitkit.evaluation.comparison import SIGNIFICANCE_LEVEL
-from vitkit.explaining.method import Method, TokenSubsets, drop_in_order
+from vitkit.evaluation.intervals import SIGNIFICANCE_LEVEL
+from vitkit.explaining.class_scores import TokenSubsets, drop_in_order
+from vitkit.explaining.method import Method
 from vitkit.io.atomic import write_bytes
 from vitkit.models.layers import eval_mode
 from vitkit.models.vit import ViT

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from vitkit.devices import on_device, resolve_device
 from vitkit.errors import SettingError
-from vitkit.explaining.explain import ImageExplainer, choose_method, method_options, options_for
+from vitkit.explaining.explain import ImageExplainer, options_for
 from vitkit.explaining.explanation import Explanation
 from vitkit.explaining.faithfulness import FaithfulnessReport, refuse_colours, require_head
 from vitkit.explaining.files import Animation, animate, draw_attention_sheet, layered_method
+from vitkit.explaining.methods import choose_method, method_options
 from vitkit.prediction.find import Images, as_list
 from vitkit.prediction.images import AnyImage, name_in_messages, read_any_image
 from vitkit.weights.checkpoint import Checkpoint

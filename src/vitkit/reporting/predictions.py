@@ -23,7 +23,7 @@ from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.split import Split
 from vitkit.errors import ImageError, VitkitError
 from vitkit.evaluation.evaluate import open_as_in_training, with_labels_of
-from vitkit.evaluation.result import PREDICTIONS_HEADER
+from vitkit.evaluation.prediction_table import PREDICTIONS_HEADER
 from vitkit.evaluation.temperature import HeldOutLogits
 from vitkit.plots.figure import SCREEN_DPI, NotebookFigure, encode_png, encode_svg
 from vitkit.training.config.meaning import Settings

@@ -16,7 +16,8 @@ from PIL import Image
 
 from vitkit.data.images.decode import decode
 from vitkit.errors import ImageError
-from vitkit.evaluation.metrics import Metrics, wilson_interval
+from vitkit.evaluation.intervals import wilson_interval
+from vitkit.evaluation.metrics import Metrics
 from vitkit.io.results import MEMORY_PREFIX
 from vitkit.messages import escape
 from vitkit.plots import MAX_CLASSES

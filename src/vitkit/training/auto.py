@@ -30,10 +30,10 @@ from torch import Tensor
 from vitkit.devices import on_device
 from vitkit.distributed import has_rank
 from vitkit.errors import CheckpointError, Interrupted, NonFiniteError, SettingError
-from vitkit.evaluation.comparison import SIGNIFICANCE_LEVEL, mcnemar
 from vitkit.evaluation.features import extract_features, knn
+from vitkit.evaluation.intervals import SIGNIFICANCE_LEVEL, mcnemar, wilson_interval
 from vitkit.evaluation.loop import evaluate_outputs, predict_batches
-from vitkit.evaluation.metrics import Metrics, wilson_interval
+from vitkit.evaluation.metrics import Metrics
 from vitkit.io.atomic import replacing, write_bytes
 from vitkit.messages import flag_name, plural
 from vitkit.models.vit import ViT

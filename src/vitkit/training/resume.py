@@ -21,7 +21,8 @@ from vitkit.training.recipes import recipe_settings
 from vitkit.training.run import Run
 from vitkit.training.run_folder import RunFolder, resumed_folder
 from vitkit.training.setup.unused_settings import resolve_defaults
-from vitkit.training.state.state_folder import load_state, manifest_of, newest_state, step_of
+from vitkit.training.state.manifest import manifest_of, step_of
+from vitkit.training.state.state_folder import load_state, newest_state
 
 
 class Change(NamedTuple):

@@ -15,7 +15,7 @@ import torch
 
 from vitkit.data.loading.batch import Batch
 from vitkit.devices import is_out_of_memory
-from vitkit.engines.engine import has_compiler
+from vitkit.engines.registry import has_compiler
 from vitkit.errors import NonFiniteError, SettingError
 from vitkit.messages import plural
 from vitkit.models.attention import use_attention

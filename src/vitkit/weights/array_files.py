@@ -24,7 +24,8 @@ from torch import Tensor
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter
 from vitkit.io.results import parse_json
-from vitkit.weights.tensor_file import MAX_TENSORS, READ_ERRORS, Header, Source, checked_entries
+from vitkit.weights.tensor_file import Header, Source
+from vitkit.weights.zip_checks import MAX_TENSORS, READ_ERRORS, checked_entries
 
 LONGEST_HEADER = 25_000_000
 """Bytes of a safetensors header; the library allows 100 MB, parsed into ten times as much."""

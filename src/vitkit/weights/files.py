@@ -14,7 +14,8 @@ from vitkit.io.results import Documents, read_json
 from vitkit.messages import nearest_parent
 from vitkit.weights.array_files import open_npz, open_safetensors
 from vitkit.weights.pickles import PICKLE_ENDINGS, open_pickle
-from vitkit.weights.tensor_file import MAX_TENSORS, Header, Source
+from vitkit.weights.tensor_file import Header, Source
+from vitkit.weights.zip_checks import MAX_TENSORS
 
 # Opening a local file or folder of weights: header first, tensors one by one.
 #

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import CheckpointError
-from vitkit.weights.tensor_file import READ_ERRORS, Header, Source, checked_entries
+from vitkit.weights.tensor_file import Header, Source
+from vitkit.weights.zip_checks import READ_ERRORS, checked_entries
 
 PICKLE_ENDINGS = (".pth", ".pth.tar", ".pt", ".bin", ".ckpt", ".pkl")
 TRUST = (

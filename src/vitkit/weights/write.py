@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +17,9 @@ from torch.nn import functional as F
 from vitkit.errors import CheckpointError, OutputError, SpecError
 from vitkit.io.atomic import FileWriter, write_new
 from vitkit.io.results import DOCUMENT_FILES
-from vitkit.messages import did_you_mean
 from vitkit.models.positions import resample_positions
 from vitkit.models.vit import ViT
+from vitkit.other_names import right_word
 from vitkit.spec import ViTSpec
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.files import WEIGHTS_FILES
@@ -73,7 +73,7 @@ class WrittenCheckpoint(NamedTuple):
 def refuse_unknown_format(to: str) -> None:
     """Raise `CheckpointError` if there is no format of this name."""
     if to not in (OWN_FORMAT, *FORMATS):
-        near = _right_word(to, [OWN_FORMAT, *FORMATS])
+        near = right_word(to, [OWN_FORMAT, *FORMATS])
         raise CheckpointError(
             f"--to (to=) {to!r} is not a format; pass one of {OWN_FORMAT}, {', '.join(FORMATS)}"
             f"{near}"
@@ -325,43 +325,3 @@ def rebuilt(model: ViT, spec: ViTSpec, state: Mapping[str, Tensor]) -> ViT:
         preprocess = model.origin.preprocess.replace(image_size=spec.image_size)
         new_model.origin = replace(model.origin, preprocess=preprocess)
     return new_model.train(model.training)
-
-
-# Aliases of format names, with hints.
-
-_FORMATS: Mapping[str, tuple[str, ...]] = {
-    "huggingface": ("hf", "hub", "hugging_face", "huggingface_hub", "transformers"),
-    "timm": ("pytorch_image_models", "rwightman"),
-    "torchvision": ("tv",),
-    "google": ("augreg", "big_vision", "flax", "jax", "npz", "vision_transformer"),
-    "deit": ("facebook", "meta"),
-    "dinov2": ("dino",),
-    "lucidrains": ("vit_pytorch",),
-    "vitkit": ("bin", "native", "pt", "pth", "pytorch", "safetensors", "torch"),
-}
-"""Format -> words for it, in lower case, with _ for hyphens and spaces."""
-_EXPORTS = ("coreml", "onnx", "openvino", "tensorrt", "tflite", "torchscript")
-"""Formats of programs, not of weights."""
-
-
-def _right_word(word: str, choices: Sequence[str]) -> str:
-    """Return a hint for an unknown format name: an alias's hint, or the nearest choice."""
-    return answer_to(word) or did_you_mean(word, choices)
-
-
-def answer_to(word: str) -> str:
-    """Return the hint for an alias; empty for an unknown word.
-
-    >>> answer_to("Hugging-Face")
-    '; pass --to huggingface'
-    """
-    plain = word.lower().lstrip(".").replace("-", "_").replace(" ", "_")
-    if plain in _EXPORTS:
-        return f"; export a model to {word} from Python, as torch does: vitkit.load(FILE).model"
-    if plain == "dinov3":
-        return "; DINOv3's models are written by --to timm"
-    for name, words in _FORMATS.items():
-        if plain == name or plain in words:
-            end = ", which writes one .safetensors file" if name == "vitkit" else ""
-            return f"; pass --to {name}{end}"
-    return ""

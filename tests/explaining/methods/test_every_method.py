@@ -189,7 +189,7 @@ def test_forward_and_backward_passes_are_counted(name, monkeypatch):
 
 def test_readout_weights_are_those_of_the_pooling_itself():
     """Another way to pool is followed: the weights come from the model's own module."""
-    from vitkit.explaining.method import token_weights
+    from vitkit.explaining.class_scores import token_weights
 
     model = noisy_model("mean of all")
     torch.testing.assert_close(token_weights(model, (3, 4)), torch.full((15,), 1 / 15).double())

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from vitkit.explaining.method import (
+from vitkit.explaining.class_scores import (
     at_least_float32,
     check_classes,
     class_scores,

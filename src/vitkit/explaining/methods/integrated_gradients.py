@@ -7,12 +7,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from vitkit.errors import MissingExtraError, SettingError
-from vitkit.explaining.method import (
-    at_least_float32,
-    check_classes,
-    gradients_in_eval_mode,
-    whole_number,
-)
+from vitkit.explaining.class_scores import at_least_float32, check_classes, gradients_in_eval_mode
+from vitkit.explaining.method import whole_number
 from vitkit.explaining.methods import METHODS
 from vitkit.models.vit import ViT
 from vitkit.shapes import Images

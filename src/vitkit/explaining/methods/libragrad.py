@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from vitkit.errors import SettingError
-from vitkit.explaining.method import (
+from vitkit.explaining.class_scores import (
     at_least_float32,
     check_classes,
     class_scores,

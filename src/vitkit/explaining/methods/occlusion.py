@@ -7,13 +7,13 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from vitkit.errors import SettingError
-from vitkit.explaining.method import (
+from vitkit.explaining.class_scores import (
     TokenSubsets,
     at_least_float32,
     check_classes,
     class_scores,
-    whole_number,
 )
+from vitkit.explaining.method import whole_number
 from vitkit.explaining.methods import METHODS
 from vitkit.models.layers import eval_mode
 from vitkit.models.vit import ViT

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitkit.explaining.method import check_layer
+from vitkit.explaining.class_scores import check_layer
 from vitkit.models.layers import eval_mode
 from vitkit.models.record import Record
 from vitkit.models.vit import ViT

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitkit.errors import SettingError
-from vitkit.explaining.method import at_least_float32, has_map_head, pooling_map, readout_row
+from vitkit.explaining.class_scores import at_least_float32, has_map_head, pooling_map, readout_row
 from vitkit.models.layers import eval_mode
 from vitkit.models.record import Record
 from vitkit.models.vit import ViT

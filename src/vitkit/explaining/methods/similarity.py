@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitkit.explaining.method import (
+from vitkit.explaining.class_scores import (
     at_least_float32,
     check_layer,
     check_patch,

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
 from vitkit.errors import MissingExtraError, SettingError
-from vitkit.evaluation.result import Evaluation, predictions_csv
+from vitkit.evaluation.result import Evaluation
 from vitkit.io.atomic import output_error, write_bytes
 from vitkit.training.config.meaning import TrackerName
 from vitkit.training.run_folder import RunFolder
@@ -266,7 +266,7 @@ def add_row(run: RunFolder, values: Numbers) -> None:
 
 def write_predictions(run: RunFolder, evaluation: Evaluation) -> None:
     """Write predictions.csv, a row for each image. Raises `OutputError`."""
-    write_bytes(run.predictions, predictions_csv(evaluation))
+    write_bytes(run.predictions, evaluation.predictions_csv())
 
 
 def drop_rows_after(

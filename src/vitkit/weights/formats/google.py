@@ -26,7 +26,8 @@ from vitkit.weights.formats.key_table import (
     TensorParts,
     row,
 )
-from vitkit.weights.tensor_file import MAX_TENSORS, ComputedTensor, Header, Shapes, Source
+from vitkit.weights.tensor_file import ComputedTensor, Header, Shapes, Source
+from vitkit.weights.zip_checks import MAX_TENSORS
 
 # The layouts of Google's `.npz` files: names changed to those of 2021, arrays from Flax's axes.
 #
