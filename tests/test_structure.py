@@ -26,19 +26,14 @@ LARGEST = {
 }  # fmt: skip
 """What a reader can hold in the head."""
 LARGEST_CLOSURES = {
-    "training.trainer": 37, "training.step": 35, "data.loading.loader": 12,
-    "weights.checkpoint": 22,
+    "training.trainer": 41, "training.step": 40, "data.loading.loader": 14,
+    "weights.checkpoint": 23,
 }  # fmt: skip
 """Modules that importing one of these may bring along, itself included."""
 SHARED_NAMES = {"describe", "run", "train"}
 """Public names that two modules have: the verbs' protocol, and a function beside its inner one."""
-MOST_IMPORTS = {
-    "training.auto": 34,
-    "training.train": 27,
-    "cli.explain": 23,
-    "training.distillation": 17,
-}
-"""Modules that wire others together; any other imports at most 15 of ours."""
+MOST_IMPORTS = {"training.plan": 34, "training.train": 29, "training.auto": 28, "cli.explain": 21}
+"""Modules that wire others together; any other imports at most 20 of ours."""
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +54,7 @@ def test_a_module_imports_few_of_ours(code):
     imports = {name.removeprefix("vitkit."): len(found) for name, found in code.imports.items()}
     del imports["vitkit"]  # the public names
     assert {
-        name: count for name, count in imports.items() if count > MOST_IMPORTS.get(name, 15)
+        name: count for name, count in imports.items() if count > MOST_IMPORTS.get(name, 20)
     } == {}
 
 

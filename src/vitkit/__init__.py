@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from vitkit.data.checks.check import check as check
     from vitkit.data.datasets.dataset import Dataset as Dataset
     from vitkit.data.sources.open import open_dataset as open_dataset
+    from vitkit.engines.choose import EngineOptions as EngineOptions
     from vitkit.engines.inference_folds import optimized as optimized
-    from vitkit.engines.registry import EngineOptions as EngineOptions
     from vitkit.errors import CheckpointError as CheckpointError
     from vitkit.errors import DataError as DataError
     from vitkit.errors import DeviceError as DeviceError
@@ -107,8 +107,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "vitkit.data.checks.check": ("check",),
     "vitkit.data.datasets.dataset": ("Dataset",),
     "vitkit.data.sources.open": ("open_dataset",),
+    "vitkit.engines.choose": ("EngineOptions",),
     "vitkit.engines.inference_folds": ("optimized",),
-    "vitkit.engines.registry": ("EngineOptions",),
     "vitkit.errors": (
         "CheckpointError",
         "DataError",

@@ -20,7 +20,7 @@ from vitkit.training.config.foreign_names import letters
 from vitkit.training.config.merging import hint_on
 
 if TYPE_CHECKING:
-    from vitkit.engines.registry import EngineOptions
+    from vitkit.engines.choose import EngineOptions
     from vitkit.prediction.image_list import ImageList
     from vitkit.prediction.predictor import Predictor
     from vitkit.weights.checkpoint import Checkpoint
@@ -296,7 +296,7 @@ class EngineFlags(NamedTuple):
         Raises:
             SettingError: values that do not exist, or not together.
         """
-        from vitkit.engines.registry import EngineOptions
+        from vitkit.engines.choose import EngineOptions
 
         options = EngineOptions(**self._asdict(), images=images, report=_print_report)
         options.check()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import replace
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -17,15 +19,13 @@ from vitkit.data.checks.check import drop_or_refuse_unreadable
 from vitkit.data.datasets.split import Split
 from vitkit.data.datasets.splitting import with_cut_of, with_validation_of
 from vitkit.data.images.preprocess import fit, normalise
-from vitkit.data.sources.open import open_dataset
+from vitkit.data.sources.open import DataSource, open_dataset
 from vitkit.devices import on_device, resolve_device
 from vitkit.engines.engine import Engine, EngineRequest, build_requested
 from vitkit.engines.registry import (
     CPU_PRECISIONS,
     ENGINES,
     KINDS,
-    Calibration,
-    EngineOptions,
     check_engine,
     has_compiler,
     refuse_not_installed,
@@ -47,6 +47,7 @@ from vitkit.engines.trials import (
 from vitkit.errors import CheckpointError, DataError, OutputError, SettingError
 from vitkit.messages import plural
 from vitkit.models.vit import ViT
+from vitkit.other_names import refuse_moved_keywords
 from vitkit.weights.checkpoint import Checkpoint, stored_object
 from vitkit.weights.formats.saved_model import as_saved
 
@@ -390,3 +391,66 @@ def headless(model: ViT) -> ViT:
     copied._modules = dict(model._modules)
     copied.reset_classifier(0)
     return copied
+
+
+Calibration: TypeAlias = DataSource
+"""Images with classes, as for `train`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """The engine that runs a model, and what is known about its work.
+
+    Attributes:
+        engine: `torch`, `compile`, `openvino`, `onnxruntime`; `auto` chooses by trials, see
+            `choose_engine`.
+        precision: `float32`, `bfloat16`, `int8`; `auto` takes the fastest whose logits agree.
+        calibrate: images with classes for int8, and for agreement; their train split, else val.
+        data_root: the folder of named datasets.
+        images: number of images that it will run, by which `auto` chooses; default their number
+            where a function gets them, else 1,000.
+        report: receives the lines about trials; default warnings of the log `vitkit`, which Python
+            prints on stderr.
+    """
+
+    engine: str = "auto"
+    precision: str = "float32"
+    calibrate: Calibration | None = None
+    data_root: str | Path | None = None
+    images: int | None = None
+    report: Callable[[str], object] = logging.getLogger("vitkit").warning
+
+    @classmethod
+    def of(cls, engine: str | EngineOptions, **settings: Any) -> EngineOptions:
+        """Return the options that a function was called with, checked.
+
+        Args:
+            engine: its name, or all options, which take the place of the settings.
+            **settings: `precision`, `calibrate` or `data_root`.
+
+        Raises:
+            SettingError: values that do not exist, or not together.
+            TypeError: another setting; one that has left the package is answered with its place.
+        """
+        refuse_moved_keywords(settings.keys() - {"precision", "calibrate", "data_root"})
+        if isinstance(engine, EngineOptions):
+            options, plain = engine, cls()
+            for name, value in settings.items():
+                if name != "data_root" and value != getattr(plain, name):
+                    raise SettingError(
+                        f"{name}= beside EngineOptions: write EngineOptions(..., {name}=...)"
+                    )
+        else:
+            options = cls(engine=engine, **settings)
+        options.check()
+        return options
+
+    def check(self) -> None:
+        """Raise `SettingError` for values that do not exist, before anything is read."""
+        check_engine(self.engine, self.precision)
+        refuse_uncalibrated(self.precision, self.calibrate)
+        if self.calibrate is not None and self.precision not in ("int8", "auto"):
+            raise SettingError(
+                f"--calibrate has no effect with precision {self.precision}; pass --precision "
+                "int8 or auto, or leave it out"
+            )

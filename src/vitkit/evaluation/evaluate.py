@@ -24,8 +24,7 @@ from vitkit.data.datasets.splitting import (
 )
 from vitkit.data.sources.objects import find_object
 from vitkit.data.sources.open import DataSource, kept_data, open_dataset
-from vitkit.engines.choose import engine_of
-from vitkit.engines.registry import EngineOptions
+from vitkit.engines.choose import EngineOptions, engine_of
 from vitkit.errors import DataError, SettingError
 from vitkit.evaluation.loop import (
     KeptOutputs,

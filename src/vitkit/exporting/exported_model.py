@@ -16,7 +16,7 @@ from torch import Tensor
 from vitkit.data.datasets.split import Split
 from vitkit.data.images.preprocess import fit, normalise
 from vitkit.data.sources.open import DataSource
-from vitkit.engines.registry import EngineOptions
+from vitkit.engines.choose import EngineOptions
 from vitkit.errors import CheckpointError, SettingError, check_type
 from vitkit.evaluation.evaluate import EvaluationChoice, evaluate_checkpoint, evaluate_predictions
 from vitkit.evaluation.loop import LabelledLogits, Metric, predict_batches

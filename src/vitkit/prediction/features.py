@@ -10,8 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from vitkit.data.sources.open import DataSource
-from vitkit.engines.choose import engine_of
-from vitkit.engines.registry import EngineOptions
+from vitkit.engines.choose import EngineOptions, engine_of
 from vitkit.prediction.find import Images, as_list, count_images
 from vitkit.prediction.predictor import Predictor
 from vitkit.weights.checkpoint import Checkpoint

@@ -16,8 +16,7 @@ from jaxtyping import Float, Int64, Shaped, UInt8
 from PIL import Image
 from torch import Tensor
 
-from vitkit.engines.choose import engine_of
-from vitkit.engines.registry import Calibration, EngineOptions
+from vitkit.engines.choose import Calibration, EngineOptions, engine_of
 from vitkit.errors import CheckpointError, ImageError, SettingError, UserCodeError
 from vitkit.evaluation.metrics import finite_rows, refuse_not_finite
 from vitkit.exporting.exported_model import model_parts

@@ -168,7 +168,7 @@ def _curves(names: Sequence[str], letters: Sequence[str]) -> dict[str, Any]:
     """Return the curves of the runs as SVG, and the letters of those that have none."""
     # imported here: matplotlib takes half a second
     from vitkit.plots.curves import RunCurves, draw_compared_curves
-    from vitkit.reporting.predictions import inline_svg
+    from vitkit.reporting.figures import inline_svg
 
     found, without = [], []
     for name, letter in zip(names, letters, strict=True):

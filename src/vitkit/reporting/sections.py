@@ -269,7 +269,7 @@ def curves(run: ReportedRun) -> dict[str, Any]:
         Missing: no epoch was complete.
     """
     # imported here, as in each section that draws: matplotlib takes half a second
-    from vitkit.reporting.predictions import inline_svg
+    from vitkit.reporting.figures import inline_svg
 
     found = run.curves
     best = found.best_epoch
@@ -374,7 +374,7 @@ def confusion(run: ReportedRun) -> dict[str, Any]:
                 )
             rows.append(cells)
         return shown | {"rows": rows, "image": ""}
-    from vitkit.reporting.predictions import confusion_image
+    from vitkit.reporting.figures import confusion_image
 
     return shown | {"rows": [], "image": confusion_image(counts, predictions.classes)}
 
@@ -404,7 +404,7 @@ def mistakes(run: ReportedRun) -> dict[str, Any]:
 
 def calibration(run: ReportedRun) -> dict[str, Any]:
     """Return reliability diagrams: of validation without and with temperature, and of the test."""
-    from vitkit.reporting.predictions import reliability_svg
+    from vitkit.reporting.figures import reliability_svg
 
     panels = []
     temperature = run.temperature
