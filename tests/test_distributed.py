@@ -22,7 +22,7 @@ from vitkit.distributed import ProcessGroup, is_sharded
 from vitkit.errors import DeviceError, SettingError
 from vitkit.evaluation.loop import evaluate_model, predict_batches
 from vitkit.spec import Preprocess
-from vitkit.training import callbacks
+from vitkit.training import callbacks, saving
 from vitkit.training import step as fsdp
 from vitkit.training.plan import make_plan
 from vitkit.training.state.manifest import find_damage
@@ -188,7 +188,7 @@ def test_a_model_in_parts_is_evaluated_in_parts_and_gathered_once_an_epoch(tmp_p
             file.write("x")
         return fsdp.unsharded_model(model, world)
 
-    for module in (callbacks.evaluate, callbacks.save):
+    for module in (callbacks, saving):
         monkeypatch.setattr(module, "unsharded_model", noted)
     settings = {"epochs": 2, "model_ema": True, "max_steps": 20, "warmup_epochs": 0.5}
     whole, parts = (run(2, tmp_path / parallel, parallel=parallel, **settings)

@@ -225,7 +225,7 @@ def _own_keywords(keywords: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         SpecError: two keywords with one meaning.
 
-    >>> own_keywords({"dim": 192, "depth": 2})
+    >>> _own_keywords({"dim": 192, "depth": 2})
     {'width': 192, 'depth': 2}
     """
     renamed: dict[str, Any] = {}

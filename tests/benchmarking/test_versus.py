@@ -14,12 +14,14 @@ import torch
 from tiny_checkpoint import save_noisy
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-sys.path.append(str(BENCHMARKS))
+sys.path.insert(0, str(BENCHMARKS))
 
 from versus.baselines import BASELINES  # noqa: E402
 from versus.child import Answers, Child, ChildError, answer  # noqa: E402
 from versus.command import main  # noqa: E402
 from versus.intervals import per_second, speed_ratio, turn_order  # noqa: E402
+
+sys.path.remove(str(BENCHMARKS))  # it has modules with the names of folders of the tests
 
 QUICK = ["--rounds", "2", "--seconds", "0.01", "--threads", "1", "--batch-size", "2"]
 PLAIN = {"image_size": 16, "patch_size": 8, "width": 24, "depth": 2, "num_heads": 3,

@@ -142,7 +142,7 @@ def test_show_batch_draws_the_first_batch_and_trains_nothing(place, capsys):
     assert first == "photos: first training batch, 6 images"
     figure = vitkit.show_batch("photos", spec={"patch_size": 4, "width": 8, "depth": 1,
                                                "num_heads": 1}, batch_size=6)  # fmt: skip
-    assert figure.axes[0].get_title(loc="left") == f"{first}\n{second}"
+    assert figure.texts[0].get_text() == f"{first}\n{second}"
     text = train(capsys, "photos", *TINY, "--show-batch", "--grad-accum-steps", "2")
     assert "photos: first training batch, part 1 of 2, 3 images" in text
     # pixels of 0 to 255 are normalised with mean and standard deviation 0.5

@@ -9,7 +9,6 @@ import pytest
 import skimage.data
 import torch
 from PIL import Image
-from vitkit.data.datasets.replacements import with_replacements
 
 import vitkit
 from vitkit.data.augmentation.crop_flip import (
@@ -128,11 +127,10 @@ def pixels_of(source, workers=0):
     return torch.cat([batch.pixels for batch in batches(source, range(4), workers=workers)])
 
 
-def test_the_pixels_do_not_depend_on_workers_cache_or_replacements(folder, tmp_path):
+def test_the_pixels_do_not_depend_on_workers_or_cache(folder, tmp_path):
     expected = pixels_of(steps(folder.splits["train"]))
     assert torch.equal(pixels_of(steps(folder.splits["train"]), workers=2), expected)
     assert torch.equal(pixels_of(steps(cached(folder, tmp_path).splits["train"])), expected)
-    assert torch.equal(pixels_of(steps(with_replacements(folder).splits["train"])), expected)
     full = dataclasses.replace(SCALED, scaled_jpeg=False)
     assert not torch.equal(pixels_of(steps(folder.splits["train"], full)), expected)
 

@@ -15,7 +15,7 @@ from training.tiny_runs import STEPS, TINY, end_of, run
 
 import vitkit
 from vitkit.errors import Interrupted, UserCodeError
-from vitkit.training import callbacks
+from vitkit.training import saving
 from vitkit.training.state.manifest import step_of
 from vitkit.training.state.state_folder import newest_state
 from vitkit.training.trainer import Trainer
@@ -80,7 +80,7 @@ def disturb(output: Path, event: str, step: int, how: str) -> None:
 @pytest.mark.parametrize("how", ["end", "end with an error", "raised"])
 @pytest.mark.parametrize(("event", "step"), PLACES)
 def test_nothing_is_lost_at_any_event(straight, tmp_path, monkeypatch, event, step, how):
-    monkeypatch.setattr(callbacks.save, "SAVED_EVERY", 1e9)  # of the epochs only the first saves
+    monkeypatch.setattr(saving, "SAVED_EVERY", 1e9)  # of the epochs only the first saves
     output = tmp_path / "run"
     disturb(output, event, step, how)
     assert step_of(newest_state(output / "state")[0]) == step

@@ -32,8 +32,8 @@ from vitkit.errors import (
 )
 from vitkit.io.caches import file_sha256
 from vitkit.randomness import permutation
-from vitkit.training import callbacks
 from vitkit.training import plan as make_plan
+from vitkit.training import saving
 from vitkit.training.state import state_folder
 from vitkit.training.state.manifest import find_damage, read_manifest, write_manifest
 from vitkit.training.state.registry import Progress
@@ -285,7 +285,7 @@ def test_the_last_weights_are_those_of_the_last_state_wherever_it_is_killed(tmp_
         assert step != 12, "power failure"
         saved(folder, registry, step, *rest)
 
-    monkeypatch.setattr(callbacks.save, "save_state", fail)
+    monkeypatch.setattr(saving, "save_state", fail)
     with pytest.raises(AssertionError, match="power failure"):
         run(output, max_steps=12)
     monkeypatch.undo()

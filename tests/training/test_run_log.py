@@ -25,7 +25,7 @@ import vitkit
 from vitkit.data.datasets.splitting import with_validation
 from vitkit.data.sources.open import open_dataset
 from vitkit.errors import Interrupted
-from vitkit.training import callbacks, folder
+from vitkit.training import folder, saving
 from vitkit.training import train as session
 from vitkit.training.monitoring.figures import example_predictions
 from vitkit.training.state import state_folder
@@ -156,7 +156,7 @@ def killed_behind_a_state(output: Path) -> None:
         if (output / "state" / "step-00000025").exists():
             os.kill(os.getpid(), signal.SIGKILL)
 
-    RecordWriter.write, callbacks.save.save_state = slowly, killed
+    RecordWriter.write, saving.save_state = slowly, killed
     train(output, save_every=5, threads=1)
 
 
@@ -190,7 +190,7 @@ def killed_at_an_epoch_s_end(output: Path, where: str) -> None:
     if where == "validation":
         train(output, callback=on(after_evaluation_batch=kill))
     else:
-        callbacks.save.save_values = kill_after_the_row
+        saving.save_values = kill_after_the_row
         train(output)
 
 

@@ -27,7 +27,7 @@ from vitkit.errors import (
     SettingError,
     exit_code,
 )
-from vitkit.training import callbacks
+from vitkit.training import saving
 from vitkit.training import train as session
 from vitkit.training.config.merging import layered, read_yaml
 from vitkit.training.config.train_config import TrainConfig
@@ -300,7 +300,7 @@ def test_a_damaged_state_is_named_and_the_one_before_is_used(tmp_path, result):
 )
 def test_short_epochs_share_a_state(tmp_path, monkeypatch, seconds, states):
     """Without `save_every`, the first and the last epoch save, and all that are long."""
-    monkeypatch.setattr(callbacks.save, "SAVED_EVERY", seconds)
+    monkeypatch.setattr(saving, "SAVED_EVERY", seconds)
     train(tmp_path / "run", save_every=None)
     assert sorted(path.name for path in (tmp_path / "run" / "state").glob("step-*")) == states
 

@@ -49,7 +49,7 @@ def _write_batch_figure(config: TrainConfig) -> None:
 
     figure = draw_batch(config, MOST_SHOWN)
     write_bytes(path, encode_png(figure, software=BATCH_WRITER, dpi=SCREEN_DPI))
-    lines = figure.axes[0].get_title(loc="left").split("\n")
+    lines = figure.texts[0].get_text().split("\n")
     print_results(*lines, f"images: {path.absolute()}")
 
 

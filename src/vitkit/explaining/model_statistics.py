@@ -174,7 +174,7 @@ class DepthMeasurement:
 def _patch_distances(grid: Grid, patch_size: tuple[int, int]) -> Float64[Tensor, "N N"]:
     """Return the distances between the centres of all patches, in pixels: (N, N).
 
-    >>> patch_distances((1, 3), (16, 8))[0].tolist()
+    >>> _patch_distances((1, 3), (16, 8))[0].tolist()
     [0.0, 8.0, 16.0]
 
     Args:

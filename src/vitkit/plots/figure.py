@@ -198,6 +198,10 @@ def _fit_to_contents(figure: Figure) -> None:
         bottom = (place.y0 * height - box.y0 + PADDING) / new_height
         size = (place.width * width / new_width, place.height * height / new_height)
         axes.set_position((left, bottom, *size))
+    for text in figure.texts:
+        x, y = text.get_position()
+        left = (x * width - box.x0 + PADDING) / new_width
+        text.set_position((left, (y * height - box.y0 + PADDING) / new_height))
     figure.set_size_inches(new_width, new_height)
 
 

@@ -275,11 +275,9 @@ def _short_number(value: float, position: int | None = None) -> str:
 def _write(figure: NotebookFigure, top: float, lines: Sequence[str], size: float = FONT) -> None:
     """Write lines of text at the left, whose upper edge is at a height in inches."""
     if lines:
-        # in axes of their own, which are moved with the others when the figure is fitted
-        axes = figure.place(0.0, top, 0.01, 0.01, label="text")
-        axes.set_axis_off()
+        place = 0.0, top / figure.get_figheight()
         text = "\n".join(lines)
-        axes.text(0, 0, text, va="top", fontsize=size, linespacing=1.25, parse_math=False)
+        figure.text(*place, text, va="top", fontsize=size, linespacing=1.25, parse_math=False)
 
 
 def _snap(figure: Figure, dpi: float) -> None:
@@ -293,5 +291,8 @@ def _snap(figure: Figure, dpi: float) -> None:
         if axes.get_label() == "image":
             size = round(size[0]), round(size[1])
         axes.set_position((left / across, bottom / up, size[0] / across, size[1] / up))
+    for text in figure.texts:
+        x, y = text.get_position()
+        text.set_position((x * width * dpi / across, y * height * dpi / up))
     # half a dot more than needed, because the renderer rounds down
     figure.set_size_inches(across / dpi, up / dpi)

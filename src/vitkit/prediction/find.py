@@ -276,7 +276,7 @@ ANY_FOLDERS = "**"
 def _is_pattern(text: str) -> bool:
     """Return True for a text with `*`, `?` or `[`.
 
-    >>> is_pattern("photos/*.png"), is_pattern("photos/a.png")
+    >>> _is_pattern("photos/*.png"), _is_pattern("photos/a.png")
     (True, False)
     """
     return glob.has_magic(text)
@@ -302,7 +302,7 @@ def _match_files(pattern: str) -> list[str]:
 def _literal_folder(pattern: str) -> Path:
     """Return the folders at the beginning of a pattern that have no wildcard.
 
-    >>> literal_folder("photos/2024/*/a.png").as_posix()
+    >>> _literal_folder("photos/2024/*/a.png").as_posix()
     'photos/2024'
     """
     folder = Path()
@@ -318,7 +318,7 @@ def _matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
 
     A pattern that ends in `**` matches all files below.
 
-    >>> matches(("a", "b", "1.png"), ("**", "*.png")), matches(("1.png",), ("**", "a", "*"))
+    >>> _matches(("a", "b", "1.png"), ("**", "*.png")), _matches(("1.png",), ("**", "a", "*"))
     (True, False)
     """
     if not pattern:

@@ -291,7 +291,7 @@ def parameter_groups(
 def _layer_number(name: str, depth: int) -> int:
     """Return 0 for the embedding, 1 to L for the blocks, L + 1 for what comes after them.
 
-    >>> [layer_number(name, 12) for name in ("pos_embed", "blocks.3.norm1.bias", "head.weight")]
+    >>> [_layer_number(name, 12) for name in ("pos_embed", "blocks.3.norm1.bias", "head.weight")]
     [0, 4, 13]
     """
     first, _, rest = name.partition(".")
