@@ -125,7 +125,7 @@ def test_a_batch_shows_images_of_the_training_split_with_their_labels(tmp_path, 
     stored = {train_split.read(n).tobytes(): n for n in range(len(train_split))}
     assert len(figure.axes) == 10
     for axes in figure.axes:
-        pixels = np.asarray(axes.images[0].get_array()).astype(np.uint8)
+        pixels = np.asarray(axes.images[0].get_array())[..., :1].astype(np.uint8)
         number = stored[pixels.tobytes()]
         (caption,) = (text.get_text() for text in axes.texts)
         assert caption == str(train_split.labels[number])

@@ -15,7 +15,7 @@ def test_the_title_is_above_all_images(first):
     figure = draw_images(images, [["cat"], ["dog"], ["emu"]], "photos: first training batch")
     renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw(renderer)
-    (title,) = (text for text in figure.axes[0].get_children() if "photos" in str(text))
+    (title,) = figure.texts
     bottom = title.get_window_extent(renderer).y0
     shown = [axes for axes in figure.axes if axes.get_label() == "image"]
     assert bottom > max(axes.get_window_extent(renderer).y1 for axes in shown)
