@@ -223,10 +223,7 @@ def test_a_recipe_is_refused_by_its_own_name_alone(tmp_path, capsys):
     words = ["train", "digits", "--auto", "--recipe", "digits", "--output", str(tmp_path / "run")]
     assert command(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == (
-        "vitkit: --auto chooses the settings that a recipe has; leave out --recipe digits, or "
-        "train without --auto"
-    )
+    assert line == "vitkit: --auto chooses --recipe itself; leave it out, or train without --auto"
 
 
 def timed(output, ends: float, **settings):

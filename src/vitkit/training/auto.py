@@ -16,9 +16,9 @@ import math
 import re
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,10 +88,6 @@ def run_search(config: TrainConfig, clock: Callable[[], float] = time.monotonic)
         config: `data`, `budget`, and settings that are passed on to every candidate.
         clock: returns the current time, in seconds; it never decreases.
 
-    Returns:
-        The folder, the winner's weights there, its last weights in its own run, its metrics on
-        validation and test, and why the search ended.
-
     Raises:
         UserError: wrong settings or data, or a budget too small for one epoch; nothing is written.
         Interrupted: SIGINT, SIGTERM, SIGHUP or SIGUSR1 came; the results so far are kept.
@@ -101,13 +97,12 @@ def run_search(config: TrainConfig, clock: Callable[[], float] = time.monotonic)
     check_output(config)
     with raise_on_signal():
         search = _Search(config, clock)
-        candidates = search.candidates()
         # Before the folder: nothing is written for a budget that is too small.
-        search.check_budget(candidates)
+        search.check_budget()
         folder = search.folder = new_folder(replace(config, model="auto"), search.log)
         with locked(folder.root):
             try:
-                winner = search.run(candidates)
+                winner = search.run()
                 metrics = search.evaluate_winner(winner, test=config.test)
             finally:  # the table of an interrupted search is written, too
                 search.log_table()
@@ -138,29 +133,29 @@ def _shared_settings(config: TrainConfig) -> Settings:
             "--auto takes no --resume, as every search starts afresh; to resume one candidate: "
             "vitkit train --resume RUN/CANDIDATE, without --auto"
         )
-    if config.recipe is not None:
-        raise SettingError(
-            f"--auto chooses the settings that a recipe has; leave out --recipe {config.recipe}, "
-            "or train without --auto"
-        )
-    given = config.to_json()
-    defaults = TrainConfig(data=config.data).to_json()
+    # processes that measure times of their own would not decide alike
+    if has_rank():
+        raise SettingError("--auto runs in one process; start it without torchrun")
+    given, defaults = config.to_json(), TrainConfig(data=config.data).to_json()
     changed = {name for name in given if given[name] != defaults[name]}
     decided = [name for name in fields_where(TrainConfig, with_auto="refused") if name in changed]
     # With weights, `model` selects published ones; from scratch, the search chooses the size.
     if config.model is not None and config.pretrained is None:
         decided.append("model")
+    if config.recipe is not None:  # not the settings that it has
+        decided = ["recipe"]
     if decided:
-        flags = ", ".join(map(flag_name, decided))
         pronoun = "it" if len(decided) == 1 else "them"
         raise SettingError(
-            f"--auto chooses {flags} itself; leave {pronoun} out, or train without --auto"
+            f"--auto chooses {', '.join(map(flag_name, decided))} itself; leave {pronoun} out, or "
+            "train without --auto"
         )
-    # processes that measure times of their own would not decide alike
-    if has_rank():
-        raise SettingError("--auto runs in one process; start it without torchrun")
     passed_on = fields_where(TrainConfig, with_auto="passed on")
     return {name: given[name] for name in passed_on if name in changed or name == "data"}
+
+
+BETTER, WORSE, SAME = "better than", "worse than", "no significant difference to"
+"""Verdicts of a comparison."""
 
 
 @dataclass(frozen=True)
@@ -169,14 +164,9 @@ class _Result:
 
     name: str
     description: str
-    trained: int
     correct: Bool[np.ndarray, " N"]
-    seconds: float
+    trained: int = 0
     weights: Path | None = None
-
-    @property
-    def errors(self) -> int:
-        return int((~self.correct).sum())
 
     def scores(self) -> Metrics:
         """Return the validation top-1 with its 95 % interval, and the number of images."""
@@ -184,23 +174,14 @@ class _Result:
         top1 = float(self.correct.mean())
         return {"top1": top1, "top1_low": low, "top1_high": high, "images": len(self.correct)}
 
-    def p_value(self, other: _Result) -> float:
-        """Return the p-value of McNemar's exact test; only images on which they differ count."""
+    def compare(self, other: _Result) -> tuple[float, str]:
+        """Return the p-value of McNemar's exact test, and the verdict."""
         only_self = int((self.correct & ~other.correct).sum())
         only_other = int((other.correct & ~self.correct).sum())
-        return mcnemar(only_self, only_other)
-
-    def is_better_than(self, other: _Result) -> bool:
-        """Return whether this result has significantly fewer errors."""
-        return self.errors < other.errors and self.p_value(other) < SIGNIFICANCE_LEVEL
-
-
-class _Candidate(NamedTuple):
-    """A way to a classifier: the estimated seconds of its shortest run, and the run itself."""
-
-    name: str
-    seconds: Callable[[], float]
-    run: Callable[[Path], _Result]
+        p = mcnemar(only_self, only_other)
+        if p >= SIGNIFICANCE_LEVEL:
+            return p, SAME
+        return p, BETTER if only_self > only_other else WORSE
 
 
 class _Training(NamedTuple):
@@ -233,9 +214,13 @@ class _Search:
                 "--val-fraction above 0"
             )
         self.train, self.val = (self.plan.dataset.splits[name] for name in ("train", "val"))
+        # from small to large; a large model would overfit few images
+        self.sizes = [size for size in reversed(SIZES) if size.images <= len(self.train)]
         self.statistics = ImageStatistics.of(self.train)
         self.log(self.statistics.describe())
-        self._predict = partial(predict_batches, device=self.plan.device, workers=self.plan.workers)
+        device, workers = self.plan.device, self.plan.workers
+        self._predict = partial(predict_batches, device=device, workers=workers)
+        self._extract = partial(extract_features, device=device, workers=workers, log=self.log)
         self.baseline: _Result | None = None
         self.best: _Result | None = None
         self.rows: list[dict[str, Any]] = []
@@ -266,99 +251,98 @@ class _Search:
                 settings.pop("model", None)
         return make_plan(TrainConfig(**settings | {"spec": PIXEL_SPEC, "fit": "squash"}))
 
-    def candidates(self) -> list[_Candidate]:
-        """Return the candidates from cheap to expensive; the first is a baseline."""
-        neighbours = _Candidate("neighbours", self._feature_seconds, self._neighbours)
-        if self.pretrained is None:
-            return [neighbours, self._scratch()]
-        # the head learns from the features of the neighbours, which are cached
-        linear = _Candidate("linear", lambda: 0.0, self._linear)
-        return [neighbours, linear, self._finetune()]
-
     @property
     def used(self) -> float:
         """The time since the start of the search, in seconds."""
         return self.clock() - self.started
 
-    def check_budget(self, candidates: Sequence[_Candidate]) -> None:
+    def check_budget(self) -> None:
         """Refuse a budget that is too small for the first candidate with weights."""
-        needed = sum(candidate.seconds() for candidate in candidates[:2])
+        name, needed = "linear", self._feature_seconds()  # cached: the head learns from the same
+        if self.pretrained is None:
+            name, needed = "scratch", needed + self._first.epoch
         needed += self.used
         if needed > self.budget:
             raise SettingError(
-                f"--budget {self.given} is too short for {candidates[1].name} on this machine; "
-                f"pass --budget {math.ceil(MARGIN * needed)}s or more"
+                f"--budget {self.given} is too short for {name} on this machine; pass --budget "
+                f"{math.ceil(MARGIN * needed)}s or more"
             )
 
-    def run(self, candidates: Sequence[_Candidate]) -> _Result:
+    def run(self) -> _Result:
         """Run one candidate after another, until one is not better; return the winner."""
+        # from cheap to expensive; the first is a baseline without weights
+        candidates = {"neighbours": self._neighbours}
+        if self.pretrained is None:
+            candidates["scratch"] = self._scratch
+        else:
+            candidates |= {"linear": self._linear, "finetune": self._finetune}
         try:
-            for candidate in candidates:
-                self.stopped = self._try(candidate)
+            for name, candidate in candidates.items():
+                self.stopped = self._try(name, candidate)
                 if self.stopped:
                     break
+            else:
+                self.stopped = "nothing further to try"
         except Interrupted as error:
-            self.stopped = error.name
-            self.save()  # with the reason of the end
-            message = str(error)
+            self.stopped, message = error.name, str(error)
             if self.best is not None:
                 message += f"; the best so far, {self.best.name}, is kept in {self.folder.best}"
             raise Interrupted(error.signum, message) from None
-        self.stopped = self.stopped or "nothing further to try"
-        self.save()
+        finally:  # with the reason of the end
+            self.save()
         self.log(f"finished: {self.stopped}")
         assert self.best is not None, "the first candidate with weights always runs"
         return self.best
 
-    def _try(self, candidate: _Candidate) -> str:
+    def _try(self, name: str, candidate: Callable[[Path], _Result]) -> str:
         """Run a candidate; return the reason if the search ends here, else an empty string."""
         best = self.best  # None before the first candidate with weights, which always runs
         if best is not None:
-            if mcnemar(0, best.errors) >= SIGNIFICANCE_LEVEL:
+            errors = int((~best.correct).sum())
+            if mcnemar(0, errors) >= SIGNIFICANCE_LEVEL:
                 return (
-                    f"{candidate.name} cannot be significantly better: {best.name} is wrong on "
-                    f"only {best.errors} of {len(best.correct)} validation images, too few to "
-                    "show a gain; use more validation images"
+                    f"{name} cannot be significantly better: {best.name} is wrong on only {errors} "
+                    f"of {len(best.correct)} validation images, too few to show a gain; use more "
+                    "validation images"
                 )
-            needed = candidate.seconds()
-            left = max(0.0, self.budget - self.used)
+            needed, left = self._first.epoch, max(0.0, self.budget - self.used)
             if needed > left:
-                return f"{candidate.name} needs at least {needed:.0f} s, and {left:.0f} s are left"
+                return f"{name} needs at least {needed:.0f} s, and {left:.0f} s are left"
+        started = self.clock()
         try:
-            result = candidate.run(self.folder.root / candidate.name)
+            result = candidate(self.folder.root / name)
         except NonFiniteError as error:
             if best is None:  # there is nothing to fall back to
                 raise
-            return f"{candidate.name} diverged: {error}"
-        self._add(result)
-        if best is not None and not result.is_better_than(best):
-            return f"{candidate.name} is not significantly better"
+            return f"{name} diverged: {error}"
+        verdict = self._add(result, self.clock() - started)
+        if best is not None and verdict != BETTER:
+            return f"{name} is not significantly better"
         return ""
 
-    def _add(self, result: _Result) -> None:
-        """Compare a result with the best one so far, and keep it: in a row, the log, the folder."""
+    def _add(self, result: _Result, seconds: float) -> str | None:
+        """Log and keep a result; return the verdict on it against the best one so far."""
         other, scores = self.best or self.baseline, result.scores()
-        better = other is None or result.is_better_than(other)
         line = f"{result.name}: validation top-1 {_top1_with_interval(scores)}"
-        compared: dict[str, Any] = {"compared_with": None, "p": None, "better": None}
+        p, verdict = (None, None) if other is None else result.compare(other)
         if other is not None:
-            compared = {"compared_with": other.name, "p": result.p_value(other), "better": better}
-            verdict = "better than" if better else "no significant difference to"
-            if other.is_better_than(result):
-                verdict = "worse than"
-            line += f"; {verdict} {other.name} (McNemar, p = {compared['p']:.2g})"
+            line += f"; {verdict} {other.name} (McNemar, p = {p:.2g})"
         self.log(line)
         row = {
             "name": result.name,
             "description": result.description,
             "trained": result.trained,
-            "seconds": round(result.seconds, 1),
+            "seconds": round(seconds, 1),
             "validation": scores,
+            "compared_with": other.name if other else None,
+            "p": p,
+            "better": verdict == BETTER if other else None,
+            "leaves_weights": result.weights is not None,
         }
-        self.rows.append(row | compared | {"leaves_weights": result.weights is not None})
+        self.rows.append(row)
         if result.weights is None:
             self.baseline = result
-        elif self.best is None or better:
+        elif self.best is None or verdict == BETTER:
             self.best = result
             self.folder.best.parent.mkdir(exist_ok=True)
             needed = result.weights.stat().st_size
@@ -366,6 +350,7 @@ class _Search:
             with replacing(self.folder.best, needed=needed) as temporary:
                 shutil.copyfile(result.weights, temporary)
         self.save()
+        return verdict
 
     def save(self) -> None:
         """Write the results as JSON: seconds, shares and counts."""
@@ -412,19 +397,16 @@ class _Search:
         self.save()
         return metrics
 
-    def _evaluate(
-        self, name: str, description: str, weights: Path, started: float, trained: int | None = None
-    ) -> _Result:
-        """Evaluate a file of weights on the validation images."""
-        stored = load(weights)
+    def _evaluate(self, description: str, done: TrainResult, trained: int | None = None) -> _Result:
+        """Evaluate the best weights of a candidate's run on the validation images."""
+        stored = load(done.best)
         if trained is None:
             trained = sum(parameter.numel() for parameter in stored.model.parameters())
         # preprocessed as the file says, so that `vitkit eval` gives the same score
         model = on_device(stored.model, self.plan.device)
         outputs = self._predict(model, self.val, stored.preprocess)
         correct = torch.cat([logits.argmax(1).cpu() == labels for logits, labels in outputs])
-        seconds = self.clock() - started
-        return _Result(name, description, trained, correct.numpy(), seconds, weights)
+        return _Result(done.run.name, description, correct.numpy(), trained, done.best)
 
     @cached_property
     def _model(self) -> ViT:
@@ -451,77 +433,60 @@ class _Search:
 
     def _neighbours(self, folder: Path) -> _Result:
         """Evaluate k-NN on the features of pretrained weights, or on pixels if there are none."""
-        started, num_classes = self.clock(), self.plan.spec.num_classes
         train, labels = self._features("train")
         val, val_labels = self._features("val")
-        correct = knn(train, labels, val, num_classes).argmax(1) == val_labels
+        votes = knn(train, labels, val, self.plan.spec.num_classes)
         description = "20 nearest by " + ("features" if self.pretrained else "pixels")
-        seconds = self.clock() - started
-        return _Result(folder.name, description, 0, correct.numpy(), seconds)
+        return _Result(folder.name, description, (votes.argmax(1) == val_labels).numpy())
 
     def _features(self, split: str) -> tuple[Tensor, Tensor]:
         """Return the features or the pixels of a split (N, E), and its labels (N,)."""
-        plan = self.plan
+        data, preprocess = self.plan.dataset, self.plan.preprocess
         if self.pretrained is not None:
-            return extract_features(
-                self._model,
-                plan.dataset,
-                split,
-                plan.preprocess,
-                device=plan.device,
-                workers=plan.workers,
-                log=self.log,
-            )
-        batches = self._predict(self._forward, plan.dataset.splits[split], plan.preprocess)
+            return self._extract(self._model, data, split, preprocess)
+        batches = self._predict(self._forward, data.splits[split], preprocess)
         pixels, labels = zip(*batches, strict=True)
         # A copy: what is computed in inference mode cannot be used outside of it.
         return torch.cat([part.cpu() for part in pixels]).clone(), torch.cat(labels)
 
     def _linear(self, folder: Path) -> _Result:
         """Fit a linear head, as `--probe linear` does."""
-        started, spec = self.clock(), self.plan.spec
+        spec = self.plan.spec
         layer = {"pretrained": self.pretrained, "probe": "linear", "output": str(folder)}
         # Both settings have no effect on a probe.
-        result = train(self._config(layer, balance=False, compile=False))
-        trained = spec.num_classes * (spec.width + 1)
-        description = "linear head on features"
-        return self._evaluate(folder.name, description, result.best, started, trained)
+        done = train(self._config(layer, balance=False, compile=False))
+        return self._evaluate("linear head on features", done, spec.num_classes * (spec.width + 1))
 
-    def _finetune(self) -> _Candidate:
-        """Make the candidate that trains all pretrained weights, by the recipe `finetune`."""
+    @cached_property
+    def _first(self) -> _Training:
+        """The pretrained model by the recipe `finetune`, or else the smallest from scratch."""
+        if self.pretrained is None:
+            return self._timed(scratch_settings(self.sizes[0], self.statistics))
         settings = finetune() | self.statistics.augmentation(min(self.plan.spec.image_size))
-        settings |= {"pretrained": self.pretrained, "model": self.settings.get("model")}
-        timed = cache(lambda: self._timed(settings))
+        model = self.settings.get("model")
+        return self._timed(settings | {"pretrained": self.pretrained, "model": model})
 
-        def run(folder: Path) -> _Result:
-            # no more than the longer: the recipe's epochs, or AugReg's 500 steps
-            most = max(FINETUNE_EPOCHS, math.ceil(STEPS / timed().plan.steps.steps_per_epoch))
-            return self._train(folder, "all weights", timed(), most)
+    def _finetune(self, folder: Path) -> _Result:
+        """Train all pretrained weights."""
+        # no more than the longer: the recipe's epochs, or AugReg's 500 steps
+        most = max(FINETUNE_EPOCHS, math.ceil(STEPS / self._first.plan.steps.steps_per_epoch))
+        return self._train(folder, "all weights", self._first, most)
 
-        return _Candidate("finetune", lambda: timed().epoch, run)
-
-    def _scratch(self) -> _Candidate:
-        """Make the candidate that trains the largest model from scratch that fits the time."""
-        # a large model would overfit few images
-        sizes = [size for size in reversed(SIZES) if size.images <= len(self.train)]
-        smallest = cache(lambda: self._timed(scratch_settings(sizes[0], self.statistics)))
-
-        def run(folder: Path) -> _Result:
-            chosen = smallest()
-            for size in sizes[1:]:
-                larger = self._timed(scratch_settings(size, self.statistics))
-                if larger.epoch * size.epochs > SHARE * (self.budget - self.used):
-                    break
-                chosen = larger
-            return self._train(folder, "from random weights", chosen, MOST_EPOCHS)
-
-        return _Candidate("scratch", lambda: smallest().epoch, run)
+    def _scratch(self, folder: Path) -> _Result:
+        """Train the largest model from scratch that fits the time."""
+        chosen = self._first
+        for size in self.sizes[1:]:
+            larger = self._timed(scratch_settings(size, self.statistics))
+            if larger.epoch * size.epochs > SHARE * (self.budget - self.used):
+                break
+            chosen = larger
+        return self._train(folder, "from random weights", chosen, MOST_EPOCHS)
 
     def _timed(self, settings: Settings) -> _Training:
         """Time a few steps of a model, and estimate an epoch; validation counts as training."""
         batch_size = limit_batch_size(len(self.train), settings["batch_size"])
         settings = settings | {"batch_size": batch_size, "last_batch": "fill"}
-        plan = make_plan(self._config(settings, **_with_epochs(settings, 1)))
+        plan = make_plan(self._config(settings, epochs=1))
         with torch.random.fork_rng():
             torch.manual_seed(plan.config.seed)
             model = make_model(plan.spec, plan.weights, plan.config, plan.device)
@@ -541,32 +506,28 @@ class _Search:
 
     def _train(self, folder: Path, description: str, timed: _Training, most: int) -> _Result:
         """Train for as many epochs as the time allows, at most so many."""
-        started = self.clock()
-        left = SHARE * (self.budget - self.used)
+        now = self.clock()
+        left = SHARE * (self.budget - (now - self.started))
         epochs = max(1, min(most, math.ceil(MARGIN * left / timed.epoch)))
         self.log(
             f"{folder.name}: about {timed.epoch:.2g} s an epoch; up to {plural(epochs, 'epoch')}, "
             "as many as fit into the time"
         )
-        required = _with_epochs(timed.settings, epochs) | {"output": str(folder)}
+        config = self._config(timed.settings, epochs=epochs, output=str(folder))
         # estimates may be wrong, and the budget is kept all the same
-        deadline = Deadline(started + left, self.clock)
-        result = train(self._config(timed.settings, **required), deadline=deadline)
+        done = train(config, deadline=Deadline(now + left, self.clock))
         spec = timed.plan.spec
-        made = plural(round(load(result.last).metadata["epoch"]), "epoch")
+        made = plural(round(load(done.last).metadata["epoch"]), "epoch")
         description += f", width {spec.width}, {plural(spec.depth, 'block')}, {made}"
-        return self._evaluate(folder.name, description, result.best, started)
+        return self._evaluate(description, done)
 
-    def _config(self, layer: Settings, **required: object) -> TrainConfig:
+    def _config(self, layer: Settings, **required: Any) -> TrainConfig:
         """Make the settings of a candidate: its own, over them the user's, then those required."""
         # Only the winner is evaluated on test, after the search; grids would take time.
         required |= {"test": False, "log_examples": False, "log_histograms": False}
+        if "epochs" in required:
+            required["warmup_epochs"] = limit_warmup(layer["warmup_epochs"], required["epochs"])
         return TrainConfig(**layered(layer, self.settings, required))
-
-
-def _with_epochs(settings: Settings, epochs: int) -> Settings:
-    """Return the epochs and a warm-up of at most a tenth of them."""
-    return {"epochs": epochs, "warmup_epochs": limit_warmup(settings["warmup_epochs"], epochs)}
 
 
 def _top1_with_interval(scores: Metrics) -> str:

@@ -31,7 +31,7 @@ from vitkit.io.caches import tensor_digests
 from vitkit.io.results import import_by_name
 from vitkit.messages import quote_list
 from vitkit.models.vit import ViT
-from vitkit.shapes import Images, Logits, Loss
+from vitkit.shapes import Images, Logits
 from vitkit.spec import Preprocess
 from vitkit.training.optimization.precision import Precision, autocast
 from vitkit.training.state.registry import Metadata, Tensors
@@ -121,14 +121,9 @@ class Teacher:
 
     @torch.no_grad()
     def __call__(self, images: Images, preprocess: Preprocess | None = None) -> Logits:
-        """Return the teacher's logits of a batch, float32.
+        """Return the logits (B, K), float32, of images (B, C, H, W) normalised by `preprocess`.
 
-        Args:
-            images: (B, C, H, W), normalised for the student.
-            preprocess: normalisation of these images; `None` if it is the teacher's own.
-
-        Raises:
-            SettingError: the model returns no logits.
+        By default that is the teacher's own. Other results than logits are a `SettingError`.
         """
         if preprocess is not None and self.preprocess is not None:
             images = renormalise(images, preprocess, self.preprocess)
@@ -137,18 +132,14 @@ class Teacher:
         output = self.model.eval()(images.to(next(dtypes, images.dtype)))
         logits = getattr(output, "logits", output)
         if not isinstance(logits, Tensor) or logits.ndim != 2:
+            is_tensor = isinstance(logits, Tensor)
+            found = f"a tensor {tuple(logits.shape)}" if is_tensor else type(logits).__name__
             raise SettingError(
-                f"the teacher {type(self.model).__name__} returns {_describe_value(logits)}; "
-                f"expected logits (B, K): wrap it in a module whose forward returns them"
+                f"the teacher {type(self.model).__name__} returns {found}; expected logits (B, K): "
+                "wrap it in a module whose forward returns them"
             )
         logits = logits.float()
         return logits if self.columns is None else logits[:, list(self.columns)]
-
-    def fingerprint(self) -> str:
-        """Return a SHA-256 (hex) of its weights, its preprocessing, and the selected logits."""
-        preprocess = None if self.preprocess is None else self.preprocess.to_json()
-        document = [tensor_digests(self.model.state_dict()), preprocess, self.columns]
-        return hashlib.sha256(json.dumps(document).encode()).hexdigest()
 
     def for_classes(
         self,
@@ -157,73 +148,50 @@ class Teacher:
         device: torch.device,
         sides: Sequence[int] = (),
     ) -> tuple[Teacher, list[str]]:
-        """Return this teacher on a device, with its logits in the order of the given classes.
+        """Return this teacher on a device, with logits of the data's classes in order, and notes.
 
-        Args:
-            classes: class names of the data.
-            preprocess: preprocessing of the student's images.
-            device: device of the student.
-            sides: sides of square images that the student also gets, in pixels.
-
-        Returns:
-            The teacher, and lines to print.
-
-        Raises:
-            SettingError: it does not know a class, or cannot take the images.
+        It is tried on images of the student's `preprocess`, and on squares with sides of so many
+        pixels. Raise `SettingError` if it does not know a class, or cannot take the images.
         """
-        model = self.model.to(device).eval().requires_grad_(False)
-        teacher = replace(self, model=model, columns=None)
+        teacher = replace(self, model=self.model.to(device).requires_grad_(False), columns=None)
+        own, notes = self.preprocess or preprocess, list[str]()
+        theirs, students = _described_images(own), _described_images(preprocess)
+        if theirs != students:
+            notes.append(f"the teacher takes images of {theirs}; the student, of {students}")
         # Tried now: a teacher that fails should fail before the first step.
-        num_logits = teacher._count_logits(preprocess, device)
-        for side in sides:
-            teacher._count_logits(preprocess.replace(image_size=side), device)
-        notes = []
-        own, students = map(_described_images, (self.preprocess or preprocess, preprocess))
-        if own != students:
-            notes.append(f"the teacher takes images of {own}; the student, of {students}")
-        if self.classes:
-            teacher = replace(teacher, columns=self._columns(classes, num_logits))
-            extra = num_logits - len(classes)
-            if extra:
-                notes.append(f"classes of the teacher that the data lack, left out: {extra}")
-            return teacher, notes
-        if num_logits != len(classes):
-            raise SettingError(
-                f"the teacher has {num_logits} classes and the data have {len(classes)}; "
-                "train it on these classes first, or use another teacher"
-            )
-        notes.append(
-            f"the teacher has no class names; its {num_logits} logits are assumed to be the "
-            f"data's classes: {quote_list(classes)}"
-        )
-        return teacher, notes
-
-    def _columns(self, classes: tuple[str, ...], num_logits: int) -> tuple[int, ...]:
-        """Return the logits of these classes; refuse a teacher that does not have each once."""
+        num_logits = teacher._count_logits(own, device)
+        if self.preprocess is None:
+            for side in sides:
+                teacher._count_logits(own.replace(image_size=side), device)
+        known = self.classes or classes
         # By name: the teacher may count its classes in another order.
-        match = match_classes(classes, self.classes)
-        if match.ambiguous:
+        match = match_classes(classes, known)
+        problem = ""
+        if num_logits != len(known):
+            whose = "names of" if self.classes else "the data have"
+            problem = f"has {num_logits} classes and {whose} {len(known)}"
+        elif match.ambiguous:
+            problem = f"has several classes called {match.ambiguous[0]!r}"
+        elif match.unknown:
+            problem = f"lacks the classes {quote_list(match.unknown)}; it has {quote_list(known)}"
+        if problem:
             raise SettingError(
-                f"the teacher has several classes called {match.ambiguous[0]!r}; rename them, or "
-                f"use another teacher"
+                f"the teacher {problem}; train it on this data first, or use another teacher"
             )
-        if match.unknown:
-            raise SettingError(
-                f"the teacher lacks the classes {quote_list(match.unknown)}; it has "
-                f"{quote_list(self.classes)}; train it on this data first, or use another teacher"
+        if not self.classes:
+            notes.append(
+                f"the teacher has no class names; its {num_logits} logits are assumed to be the "
+                f"data's classes: {quote_list(classes)}"
             )
-        if num_logits != len(self.classes):
-            raise SettingError(
-                f"the teacher has {num_logits} logits and {len(self.classes)} class names; "
-                "name all classes"
-            )
-        return match.indices
+            return teacher, notes
+        if match.unused:
+            left_out = len(match.unused)
+            notes.append(f"classes of the teacher that the data lack, left out: {left_out}")
+        return replace(teacher, columns=match.indices), notes
 
     def _count_logits(self, preprocess: Preprocess, device: torch.device) -> int:
-        """Call the model on one grey image, and return the number of logits."""
+        """Call the model on one grey image of its own, and return the number of logits."""
         image = torch.zeros(1, preprocess.channels, *preprocess.image_size, device=device)
-        if self.preprocess is not None:
-            image = renormalise(image, preprocess, self.preprocess)
         try:
             return self(image).shape[1]
         except SettingError:  # it has a message of its own
@@ -241,10 +209,7 @@ def renormalise(
 ) -> Float[Tensor, "B c h w"]:
     """Convert images normalised for one model to the channels, size, mean and std of another.
 
-    Args:
-        images: (B, C, H, W) of any size, normalised by `current`.
-        current: mean and std of the images.
-        wanted: size (h, w), interpolation, mean and std; the whole image is squashed to that size.
+    The images are (B, C, H, W) of any size; the whole image is squashed to the wanted size (h, w).
     """
 
     def per_channel(values: tuple[float, ...]) -> Tensor:
@@ -279,56 +244,46 @@ def as_teacher(
 ) -> Teacher:
     """Make a teacher from a model, a checkpoint, a path or an import path.
 
+    `package.module:function` is called, and returns a teacher, a checkpoint or a module. A timm
+    module has the preprocessing of its `pretrained_cfg`: pass `Teacher(module, Preprocess(...))`
+    for one that was trained on other images.
+
     Args:
-        source: a teacher; a checkpoint; an argument of `vitkit.load`;
-            `package.module:function`, which is called and returns a teacher, a checkpoint or a
-            module; or a module. The preprocessing of a timm module is that of its
-            `pretrained_cfg`, except for the image size, which is that of the module where it is
-            known. A timm module without pretrained weights has a `pretrained_cfg`, too, which
-            may be wrong for it: pass `Teacher(module, Preprocess(...))` for a module that was
-            trained on other images.
+        source: one of these; a path may be any argument of `vitkit.load`.
         argument: names the teacher in messages.
         trust_pickle: as for `vitkit.load`.
 
     Raises:
         CheckpointError: a file cannot be read as a model.
-        SettingError: a function cannot be imported, or returns another type.
+        SettingError: a function cannot be imported or called, or something is of another type.
     """
+    made: Any = source
     if isinstance(source, str) and IMPORTED.fullmatch(source):
-        source = _import_source(source, argument)
-    if isinstance(source, Teacher):
-        return source
-    if isinstance(source, str | Path):
         try:
-            source = load(source, trust_pickle=trust_pickle)
+            made = import_by_name(source)
+            if not isinstance(made, Teacher | Checkpoint | nn.Module):
+                made = made()
+        except Exception as error:  # whatever a user's own function raises
+            raise SettingError(
+                f"{argument} {source} cannot be built: {type(error).__name__}: {error}; pass a "
+                "checkpoint, or package.module:function of a function without arguments that "
+                "returns a module"
+            ) from error
+    elif isinstance(source, str | Path):
+        try:
+            made = load(source, trust_pickle=trust_pickle)
         except UserError as error:
             raise CheckpointError(f"{argument}: {error}") from None
-    if isinstance(source, Checkpoint):
+    if isinstance(made, Checkpoint):
         # Assumed names would be matched with those of the data, so they do not count.
-        classes = () if source.classes_assumed else source.classes
-        return Teacher(source.model, source.preprocess, classes)
-    return Teacher(source, _own_preprocess(source))
-
-
-def _import_source(name: str, argument: str) -> Teacher | Checkpoint | nn.Module:
-    """Import the function of that name and call it."""
-    try:
-        source = import_by_name(name)
-        if not isinstance(source, Teacher | Checkpoint | nn.Module):
-            source = source()
-    except Exception as error:  # whatever a user's own function raises
-        reason = f"{type(error).__name__}: {error}"
-        if isinstance(error, ImportError | UserError):  # their messages are sentences
-            reason = str(error)
-        raise SettingError(
-            f"{argument} {name} cannot be built: {reason}; pass a checkpoint, or "
-            "package.module:function of a function without arguments that returns a module"
-        ) from error
-    if not isinstance(source, Teacher | Checkpoint | nn.Module):
-        raise SettingError(
-            f"{argument} {name} returns {_describe_value(source)}; expected a Teacher or a module"
-        )
-    return source
+        classes = () if made.classes_assumed else made.classes
+        return Teacher(made.model, made.preprocess, classes)
+    if isinstance(made, nn.Module):
+        return Teacher(made, _own_preprocess(made))
+    if isinstance(made, Teacher):
+        return made
+    kind = type(made).__name__
+    raise SettingError(f"{argument} {source} gives {kind}; expected a Teacher or a module")
 
 
 def _own_preprocess(model: nn.Module) -> Preprocess | None:
@@ -343,90 +298,65 @@ def _own_preprocess(model: nn.Module) -> Preprocess | None:
     if first is not None and first.in_channels != len(config["mean"]):
         return None  # rebuilt for another number of channels than the mean has
     built_size = getattr(getattr(model, "patch_embed", None), "img_size", None)
-    interpolation: Any = config.get("interpolation")
-    if interpolation not in ("nearest", "bilinear", "bicubic"):
-        interpolation = "bicubic"
+    known = config.get("interpolation") in ("nearest", "bilinear", "bicubic")
     return Preprocess(
         image_size=built_size if isinstance(built_size, tuple) else tuple(config["input_size"][1:]),
         mean=tuple(config["mean"]),
         std=tuple(config["std"]),
-        interpolation=interpolation,
+        interpolation=config["interpolation"] if known else "bicubic",
     )
 
 
-def _describe_value(value: object) -> str:
-    return f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-
-
+@dataclass(eq=False)
 class TeacherTargets:
     """A batch transform that asks the teacher, too; its digest is part of the run's state.
 
-    Args:
-        teacher: on the device, its logits in the order of the data's classes.
-        distillation: turns logits into targets.
-        transform: batch transform of the student.
-        preprocess: preprocessing of the student's images.
-        precision: precision of the run.
-        source: the setting `teacher`, for messages.
+    The teacher is on the device, its logits in the order of the data's classes. It gets the images
+    of the student's `transform`, normalised by `preprocess`. `source` names it in messages.
     """
 
-    def __init__(
-        self,
-        teacher: Teacher,
-        distillation: Distillation,
-        transform: BatchTransform,
-        preprocess: Preprocess,
-        precision: Precision,
-        source: str,
-    ) -> None:
-        self._teacher, self._distillation, self._transform = teacher, distillation, transform
-        self._preprocess, self._precision, self._source = preprocess, precision, source
-        self._digest = teacher.fingerprint()
+    teacher: Teacher
+    distillation: Distillation
+    transform: BatchTransform
+    preprocess: Preprocess
+    precision: Precision
+    source: str
+
+    def __post_init__(self) -> None:
+        teacher = self.teacher
+        preprocess = None if teacher.preprocess is None else teacher.preprocess.to_json()
+        document = [tensor_digests(teacher.model.state_dict()), preprocess, teacher.columns]
+        self._digest = hashlib.sha256(json.dumps(document).encode()).hexdigest()
 
     def __call__(self, batch: Batch, step: int, part: int = 0) -> ModelInputs:
         """Transform a batch, and add the teacher's targets for its images, mixed ones included."""
-        fed = self._transform(batch, step, part)
-        with autocast(self._precision, fed.images.device):
-            logits = self._teacher(fed.images, self._preprocess)
-        return replace(fed, soft=self._distillation.targets(logits))
+        fed = self.transform(batch, step, part)
+        with autocast(self.precision, fed.images.device):
+            logits = self.teacher(fed.images, self.preprocess)
+        return replace(fed, soft=self.distillation.targets(logits))
 
     def tensors(self) -> Tensors:
         """Return no tensors: the teacher is not part of the run's state."""
         return {}
 
     def metadata(self) -> Metadata:
-        """Return the teacher's digest."""
+        """Return a SHA-256 of the teacher's weights, its preprocessing, and the selected logits."""
         return {"sha256": self._digest}
 
     def load(self, tensors: Tensors, metadata: Metadata) -> None:
         """Raise `CheckpointError` if the run began with another teacher."""
         if metadata != self.metadata():
             raise CheckpointError(
-                f"--teacher {self._source} is not the teacher that the run started with; "
+                f"--teacher {self.source} is not the teacher that the run started with; "
                 "pass that one, or start afresh with another --output"
             )
 
 
 class DistillingObjective(Objective):
-    """Model and loss on labels and teacher targets; a distillation head learns the latter.
+    """Model and loss on labels and teacher targets; a distillation head learns the latter."""
 
-    Args:
-        model: a student with one head or two; see `_student_logits`.
-        loss: loss on logits and labels.
-        precision: as for `Objective`.
-        device: device of the model.
-        distillation: temperature, weights, soft or hard targets.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        precision: Precision,
-        device: torch.device,
-        distillation: Distillation,
-    ) -> None:
-        super().__init__(model, loss, precision, device)
+    def __init__(self, plain: Objective, distillation: Distillation) -> None:
+        super().__init__(plain.model, plain.loss, plain.precision, plain.device)
         self.distillation = distillation
 
     def forward(self, fed: ModelInputs) -> Tensor:
@@ -442,23 +372,20 @@ class DistillingObjective(Objective):
 class DistillWrapper(nn.Module):
     """Module of a student that learns from a teacher: (images, labels) -> loss.
 
-    If the student has a distillation token (`spec.distillation_token`), its class head learns from
-    the labels and its distillation head from the teacher; token and head belong to the student, so
-    an optimizer of the student trains them and its `state_dict` has them. Otherwise one head learns
-    from both. The teacher moves between devices with the wrapper, but is not a submodule: it is
-    always in eval mode, has no gradient, and is in neither `parameters()` nor `state_dict()`.
+    With a distillation token (`spec.distillation_token`), the class head of the student learns from
+    the labels and its distillation head from the teacher; without it, one head learns from both.
+    The teacher moves between devices with the wrapper, but is no submodule: it is always in eval
+    mode, has no gradient, and is in neither `parameters()` nor `state_dict()`.
 
     Args:
         student: a `ViT`, or any module that returns logits (B, K).
-        teacher: a module that returns logits (B, K), of vitkit, timm, torchvision, transformers or
-            another library; a checkpoint or its path; or a `Teacher`, which also has the
-            preprocessing of its images.
+        teacher: a module of any library that returns logits (B, K); a checkpoint or its path; or a
+            `Teacher`, which also has the preprocessing of its images.
         temperature: temperature of soft targets; see `Distillation`.
         alpha: weight of the teacher's loss, [0, 1].
         hard: learn the teacher's most probable class.
-        preprocess: normalisation of the student's images. With it, images are converted to the
-            size, mean and std of the teacher, on their device; without it, the teacher gets them
-            unchanged.
+        preprocess: normalisation of the student's images, which are converted to the size, mean and
+            std of the teacher; without it, the teacher gets them unchanged.
 
     Raises:
         SettingError: a value is out of range.
@@ -508,8 +435,8 @@ class DistillWrapper(nn.Module):
             labels: class numbers (B,), or a probability for every class (B, K).
 
         Raises:
-            SettingError: the teacher returns no logits, or logits of another number of classes; or
-                the student is a module around a `ViT` with two heads that returns only their mean.
+            SettingError: the teacher returns no logits, or those of another number of classes; or
+                two heads of the student are hidden by a module around it.
         """
         # without gradients, in the teacher's own size and normalisation
         teacher_logits = self.teacher(images, self.preprocess)

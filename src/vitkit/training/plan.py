@@ -282,9 +282,8 @@ def make_objective(plan: Plan, model: nn.Module, precision: Precision) -> Object
     loss = make_loss(config.loss, smoothing=config.label_smoothing, threshold=config.bce_threshold)
     if ":" in config.loss:
         loss = _named_in_errors(loss, config.loss)
-    if plan.teacher is None:
-        return Objective(model, loss, precision, plan.device)
-    return DistillingObjective(model, loss, precision, plan.device, _distillation(config))
+    plain = Objective(model, loss, precision, plan.device)
+    return plain if plan.teacher is None else DistillingObjective(plain, _distillation(config))
 
 
 def _named_in_errors(loss: Loss, name: str) -> Loss:
