@@ -102,12 +102,12 @@ def run_search(config: TrainConfig, clock: Callable[[], float] = time.monotonic)
         folder = search.folder = new_folder(replace(config, model="auto"), search.log)
         with locked(folder.root):
             try:
-                winner = search.run()
-                metrics = search.evaluate_winner(winner, test=config.test)
+                search.run()
+                metrics = search.evaluate_winner(test=config.test)
             finally:  # the table of an interrupted search is written, too
                 search.log_table()
                 write_bytes(folder.log, "".join(f"{line}\n" for line in search.lines).encode())
-    last = RunFolder(folder.root / winner.name).last
+    last = RunFolder(folder.root / search.winner).last
     return TrainResult(folder.root, folder.best, last, metrics, search.stopped)
 
 
@@ -162,7 +162,6 @@ BETTER, WORSE, SAME = "better than", "worse than", "no significant difference to
 class _Result:
     """A candidate's result; `correct` (N,) is True for each validation image that it got right."""
 
-    name: str
     description: str
     correct: Bool[np.ndarray, " N"]
     trained: int = 0
@@ -221,10 +220,8 @@ class _Search:
         device, workers = self.plan.device, self.plan.workers
         self._predict = partial(predict_batches, device=device, workers=workers)
         self._extract = partial(extract_features, device=device, workers=workers, log=self.log)
-        self.baseline: _Result | None = None
-        self.best: _Result | None = None
         self.rows: list[dict[str, Any]] = []
-        self.stopped = ""
+        self.winner, self.stopped = "", ""
         self.test: Metrics = {}
 
     def log(self, line: str) -> None:
@@ -268,89 +265,78 @@ class _Search:
                 f"{math.ceil(MARGIN * needed)}s or more"
             )
 
-    def run(self) -> _Result:
-        """Run one candidate after another, until one is not better; return the winner."""
-        # from cheap to expensive; the first is a baseline without weights
-        candidates = {"neighbours": self._neighbours}
-        if self.pretrained is None:
-            candidates["scratch"] = self._scratch
-        else:
-            candidates |= {"linear": self._linear, "finetune": self._finetune}
+    def run(self) -> None:
+        """Run the candidates from cheap to expensive."""
         try:
-            for name, candidate in candidates.items():
-                self.stopped = self._try(name, candidate)
-                if self.stopped:
-                    break
+            baseline = self._run("neighbours", self._neighbours)
+            if self.pretrained is None:
+                self._run("scratch", self._scratch, baseline)
+                end = ""
             else:
-                self.stopped = "nothing further to try"
+                end = self._try_finetuning(self._run("linear", self._linear, baseline))
+            self.stopped = end or "nothing further to try"
         except Interrupted as error:
             self.stopped, message = error.name, str(error)
-            if self.best is not None:
-                message += f"; the best so far, {self.best.name}, is kept in {self.folder.best}"
+            if self.winner:
+                message += f"; the best so far, {self.winner}, is kept in {self.folder.best}"
             raise Interrupted(error.signum, message) from None
         finally:  # with the reason of the end
             self.save()
         self.log(f"finished: {self.stopped}")
-        assert self.best is not None, "the first candidate with weights always runs"
-        return self.best
 
-    def _try(self, name: str, candidate: Callable[[Path], _Result]) -> str:
-        """Run a candidate; return the reason if the search ends here, else an empty string."""
-        best = self.best  # None before the first candidate with weights, which always runs
-        if best is not None:
-            errors = int((~best.correct).sum())
-            if mcnemar(0, errors) >= SIGNIFICANCE_LEVEL:
-                return (
-                    f"{name} cannot be significantly better: {best.name} is wrong on only {errors} "
-                    f"of {len(best.correct)} validation images, too few to show a gain; use more "
-                    "validation images"
-                )
-            needed, left = self._first.epoch, max(0.0, self.budget - self.used)
-            if needed > left:
-                return f"{name} needs at least {needed:.0f} s, and {left:.0f} s are left"
-        started = self.clock()
+    def _try_finetuning(self, linear: _Result) -> str:
+        """Fine-tune if a gain can be shown and the time allows; return why not, or why in vain."""
+        errors, images = int((~linear.correct).sum()), len(linear.correct)
+        if mcnemar(0, errors) >= SIGNIFICANCE_LEVEL:
+            return (
+                f"finetune cannot be significantly better: linear is wrong on only {errors} of "
+                f"{images} validation images, too few to show a gain; use more validation images"
+            )
+        needed, left = self._first.epoch, max(0.0, self.budget - self.used)
+        if needed > left:
+            return f"finetune needs at least {needed:.0f} s, and {left:.0f} s are left"
         try:
-            result = candidate(self.folder.root / name)
+            self._run("finetune", self._finetune, linear)
         except NonFiniteError as error:
-            if best is None:  # there is nothing to fall back to
-                raise
-            return f"{name} diverged: {error}"
-        verdict = self._add(result, self.clock() - started)
-        if best is not None and verdict != BETTER:
-            return f"{name} is not significantly better"
-        return ""
+            return f"finetune diverged: {error}"
+        return "" if self.winner == "finetune" else "finetune is not significantly better"
 
-    def _add(self, result: _Result, seconds: float) -> str | None:
-        """Log and keep a result; return the verdict on it against the best one so far."""
-        other, scores = self.best or self.baseline, result.scores()
-        line = f"{result.name}: validation top-1 {_top1_with_interval(scores)}"
-        p, verdict = (None, None) if other is None else result.compare(other)
-        if other is not None:
-            line += f"; {verdict} {other.name} (McNemar, p = {p:.2g})"
+    def _run(
+        self, name: str, candidate: Callable[[Path], _Result], before: _Result | None = None
+    ) -> _Result:
+        """Run a candidate; log its result, and keep its weights if it is better than before."""
+        started = self.clock()
+        result = candidate(self.folder.root / name)
+        seconds = self.clock() - started
+        line = f"{name}: validation top-1 {_top1_with_interval(result.scores())}"
+        compared_with, p, verdict = None, None, None
+        if before is not None:
+            compared_with = self.rows[-1]["name"]
+            p, verdict = result.compare(before)
+            line += f"; {verdict} {compared_with} (McNemar, p = {p:.2g})"
         self.log(line)
         row = {
-            "name": result.name,
+            "name": name,
             "description": result.description,
             "trained": result.trained,
             "seconds": round(seconds, 1),
-            "validation": scores,
-            "compared_with": other.name if other else None,
+            "validation": result.scores(),
+            "compared_with": compared_with,
             "p": p,
-            "better": verdict == BETTER if other else None,
+            "better": None if before is None else verdict == BETTER,
             "leaves_weights": result.weights is not None,
         }
         self.rows.append(row)
-        if result.weights is None:
-            self.baseline = result
-        elif self.best is None or verdict == BETTER:
-            self.best = result
+        # the first weights are kept in any case
+        if result.weights is not None and (not self.winner or verdict == BETTER):
+            self.winner = name
             self.folder.best.parent.mkdir(exist_ok=True)
             needed = result.weights.stat().st_size
             # All or nothing: a killed search leaves the previous winner.
             with replacing(self.folder.best, needed=needed) as temporary:
                 shutil.copyfile(result.weights, temporary)
         self.save()
-        return verdict
+        return result
 
     def save(self) -> None:
         """Write the results as JSON: seconds, shares and counts."""
@@ -360,7 +346,7 @@ class _Search:
             "seconds": round(self.used, 1),
             "candidates": self.rows,
             "stopped": self.stopped,
-            "winner": self.best.name if self.best else None,
+            "winner": self.winner or None,
             "test": self.test,
         }
         write_bytes(self.folder.search, json.dumps(content, indent=1).encode())
@@ -376,7 +362,7 @@ class _Search:
             numbers = f"{result['trained']:,}", f"{result['seconds']:.0f}"
             self.log(row.format(result["name"], top1, *numbers, result["description"]))
 
-    def evaluate_winner(self, winner: _Result, *, test: bool) -> dict[str, Metrics]:
+    def evaluate_winner(self, *, test: bool) -> dict[str, Metrics]:
         """Evaluate the winner once on the test split, and store its metrics with its weights."""
         best, plan = load(self.folder.best), self.plan
         metrics: dict[str, Metrics] = dict(best.metadata["metrics"])
@@ -387,7 +373,7 @@ class _Search:
         self.test, _ = evaluate_outputs(outputs, len(plan.dataset.classes), best.temperature)
         metrics["test"] = self.test
         self.log(
-            f"test split, {self.test['images']:.0f} images, evaluated once, with {winner.name}: "
+            f"test split, {self.test['images']:.0f} images, evaluated once, with {self.winner}: "
             f"top-1 {_top1_with_interval(self.test)}"
         )
         # `save` writes the metadata that it describes itself.
@@ -406,7 +392,7 @@ class _Search:
         model = on_device(stored.model, self.plan.device)
         outputs = self._predict(model, self.val, stored.preprocess)
         correct = torch.cat([logits.argmax(1).cpu() == labels for logits, labels in outputs])
-        return _Result(done.run.name, description, correct.numpy(), trained, done.best)
+        return _Result(description, correct.numpy(), trained, done.best)
 
     @cached_property
     def _model(self) -> ViT:
@@ -437,7 +423,7 @@ class _Search:
         val, val_labels = self._features("val")
         votes = knn(train, labels, val, self.plan.spec.num_classes)
         description = "20 nearest by " + ("features" if self.pretrained else "pixels")
-        return _Result(folder.name, description, (votes.argmax(1) == val_labels).numpy())
+        return _Result(description, (votes.argmax(1) == val_labels).numpy())
 
     def _features(self, split: str) -> tuple[Tensor, Tensor]:
         """Return the features or the pixels of a split (N, E), and its labels (N,)."""
