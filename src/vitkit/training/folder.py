@@ -25,7 +25,7 @@ from vitkit.training.resume import (
 from vitkit.training.run import Run
 from vitkit.training.run_folder import RunFolder, check_output, locked, new_folder, resumed_folder
 from vitkit.training.setup.unused_settings import note_on_probe
-from vitkit.training.state.images import record_data
+from vitkit.training.state.data_record import record_data
 from vitkit.training.state.state_folder import (
     remove_unfinished,
     remove_unfinished_files,

@@ -62,7 +62,7 @@ from vitkit.training.setup.model_and_data import (
     note_on_colours,
 )
 from vitkit.training.setup.unused_settings import notes_on_settings, resolve_defaults
-from vitkit.training.state.images import restore_labels
+from vitkit.training.state.data_record import restore_labels
 from vitkit.training.step import Objective, TrainingStep, Transform
 
 # `Plan`: the resolved inputs of a run: settings, data, model spec, steps, device.

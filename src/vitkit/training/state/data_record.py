@@ -1,4 +1,4 @@
-"""The images that a run began with, so that it resumes exactly when some files are gone."""
+"""The record of a run's data: the report of their check, and the corrected labels."""
 
 from __future__ import annotations
 
