@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from demo import write_results
 from PIL import Image
-from versus.intervals import turn_order
+from versus import turn_order
 
 import vitkit
 

@@ -21,7 +21,7 @@ from functools import partial
 import torch
 from demo import results_file, write_results
 from torch import nn
-from versus.intervals import speed_ratio, turn_order
+from versus import speed_ratio, turn_order
 from versus.machine import declare_missing_operators
 
 import vitkit

@@ -5,9 +5,9 @@
 The same as `python benchmarks/versus MODEL --peak ...` for each model and precision; all other
 flags are its: inference of a batch and of one image by all libraries that are installed, with equal
 logits, in turns. The base is timm in float32, in every precision. One model in one precision takes
-2 to 9 minutes on two cores. `--tasks training loader` measures training steps and loaders instead.
-The tables are printed, and the results are added to
-benchmarks/results/engines-<processor>-<date>.json. The script does not pass or fail.
+2 to 9 minutes on two cores. `--tasks training` measures training steps instead. The tables are
+printed, and the results are added to benchmarks/results/engines-<processor>-<date>.json. The script
+does not pass or fail.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import argparse
 from datetime import date
 
 from demo import write_results
-from versus.command import compare, format_tables
-from versus.command import parser as versus_parser
+from versus.__main__ import compare, format_tables
+from versus.__main__ import parser as versus_parser
 
 NAMES = {"Ti": "vit_tiny_patch16_224", "S": "vit_small_patch16_224",
          "B": "vit_base_patch16_224"}  # fmt: skip

@@ -18,7 +18,7 @@ from datetime import date
 from statistics import median
 
 from demo import processor, write_results
-from versus.intervals import speed_ratio
+from versus import speed_ratio
 
 CASES = {
     "Ti, forward": ("vit_tiny_patch16_224", 8, False),

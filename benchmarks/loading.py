@@ -36,7 +36,7 @@ import torch
 from check import photographs
 from demo import processor, write_results
 from PIL import Image
-from versus.intervals import speed_ratio
+from versus import speed_ratio
 from versus.machine import declare_missing_operators
 
 import vitkit

@@ -10,7 +10,7 @@ from statistics import quantiles
 
 import torch
 import torch._dynamo.utils
-from versus.intervals import speed_ratio, turn_order
+from versus import speed_ratio, turn_order
 
 VISIT = 0.1
 """Seconds that a row runs before the next row's turn, at least."""

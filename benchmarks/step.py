@@ -33,7 +33,7 @@ import torch._dynamo.utils
 from demo import processor, write_results
 from torch import Tensor, nn
 from torch.nn import functional as F
-from versus.intervals import speed_ratio
+from versus import speed_ratio
 from versus.machine import declare_missing_operators
 from versus.training import class_labels
 

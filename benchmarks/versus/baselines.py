@@ -33,9 +33,7 @@ class Library:
         """Return why it cannot run here, in one line; empty if it can. Nothing is imported."""
         if self.precision not in self.precisions:
             return f"has only {', '.join(self.precisions)}, not {self.precision}"
-        modules = self.modules
-        if self.precision == "int8":
-            modules += QUANTISERS
+        modules = self.modules + (QUANTISERS if self.precision == "int8" else ())
         missing = [name.replace("_", "-") for name in modules if find_spec(name) is None]
         return f"not installed: pip install {' '.join(missing)}" if missing else ""
 
@@ -74,17 +72,15 @@ def choose(
     Raises:
         SettingError: a name or a precision that does not exist, or a named library that cannot run.
     """
-    if NONE in against and len(against) > 1:
-        raise SettingError(f"--against {' '.join(against)}: {NONE} must stand alone")
-    left_out: dict[str, str] = {}
     baselines = against or [f"{next(iter(BASELINES))}:float32", *BASELINES]
-    words = [("--against", word, BASELINES) for word in baselines if word != NONE]
-    words += [("--engines", word, OWN) for word in engines or OWN]
+    words = [("--against", word, BASELINES, against) for word in baselines if word != NONE]
+    words += [("--engines", word, OWN, engines) for word in engines or OWN]
     chosen: dict[str, Library] = {}
-    for flag, word, known in words:
+    left_out: dict[str, str] = {}
+    for flag, word, known, asked in words:
         one = _named(flag, word, known, precision)
         problem = one.problem()
-        if problem and (against if flag == "--against" else engines):
+        if problem and asked:
             raise SettingError(f"{flag} {word}: {problem}")
         if problem:
             left_out[one.name] = problem
@@ -96,11 +92,12 @@ def choose(
 def _named(flag: str, word: str, known: dict[str, Library], precision: str) -> Library:
     """Return the library of a word NAME or NAME:PRECISION."""
     name, _, own = word.partition(":")
-    if name not in known:
-        near = did_you_mean(name, known)
-        raise SettingError(f"{flag} {word}: must be one of {', '.join(known)}{near}")
     own = own or precision
-    if own not in PRECISIONS:
-        raise SettingError(f"{flag} {word}: the precision must be one of {', '.join(PRECISIONS)}")
+    if name not in known or own not in PRECISIONS:
+        near = did_you_mean(name, known)
+        raise SettingError(
+            f"{flag} {word}: must be one of {', '.join(known)}, or NAME:PRECISION with one of "
+            f"{', '.join(PRECISIONS)}{near}"
+        )
     shown = known[name].name if own == precision else f"{known[name].name} {own}"
     return replace(known[name], name=shown, precision=own)

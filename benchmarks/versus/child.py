@@ -19,9 +19,8 @@ from statistics import median
 from textwrap import shorten
 from typing import Any, NamedTuple
 
-from versus.machine import peak_megabytes, restart_peak
+from versus.machine import peak_megabytes, product_speeds, restart_peak
 from vitkit.errors import VitkitError
-from vitkit.process import SPINCOUNT
 
 Request = dict[str, Any]
 PROGRAM = "from versus.child import answer_requests; answer_requests()"
@@ -30,7 +29,7 @@ LONGEST_ANSWER = 600.0
 """Seconds to convert, compile and warm up a large model; a process that needs more is killed."""
 LONGEST_REASON = 200
 """Characters of a library's error."""
-WARM_CALLS = 3
+WARM_CALLS = 4
 """Calls after a change of the batch's size that are not timed."""
 SHORT = 0.1
 """Seconds; before its turn a shorter call is made once untimed, as another process ran before."""
@@ -45,13 +44,13 @@ class Ready(NamedTuple):
     Attributes:
         version: what computes, with its version.
         fit: given a batch's size, returns the call to time; a call takes its number.
-        logits: (B, K) of the compared images, if it computes some.
+        logits: (B, K) of the compared images.
         loss: of its first step, if it trains.
     """
 
     version: str
     fit: Callable[[int], Callable[[int], object]]
-    logits: Any = None
+    logits: Any
     loss: float | None = None
 
 
@@ -60,31 +59,19 @@ class ChildError(VitkitError):
 
 
 class Child:
-    """A process for one library.
-
-    Args:
-        threads: of the processor.
-    """
+    """A process for one library, with so many threads of the processor."""
 
     def __init__(self, threads: int) -> None:
-        # The command line shortens the spinning of OpenMP's threads for busy machines; here every
-        # library gets its own default, as only one runs at a time.
+        paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
         environment = os.environ | dict.fromkeys(THREAD_VARIABLES, str(threads))
         environment["KMP_BLOCKTIME"] = "0"  # Intel's OpenMP would spin for 200 ms
-        if environment.get("GOMP_SPINCOUNT") == SPINCOUNT:
-            del environment["GOMP_SPINCOUNT"]
-        paths = [str(Path(__file__).parents[1]), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        command = [sys.executable, "-c", PROGRAM]
-        pipe = subprocess.PIPE
         self._process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, env=environment, text=True
-        )
+            [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env=environment, text=True,
+        )  # fmt: skip
 
-    def __enter__(self) -> Child:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         """End the process, which has nothing to save."""
         with suppress(BrokenPipeError), self._process:  # closes the pipes and waits
             self._process.kill()
@@ -115,34 +102,26 @@ class Answers:
     """The answers of a child process: `build` first, then `fit`, then any number of `run`."""
 
     def build(self, request: Request) -> Request:
-        """Build what is to be measured, by the module with the task's name."""
+        """Build what is to be measured."""
         import torch
 
         torch.set_num_threads(request["threads"])
         torch.set_flush_denormal(True)
         torch.manual_seed(0)
-        start = time.perf_counter()
-        self._ready: Ready = import_module(f"versus.{request['task']}").build(request)
-        logits = self._ready.logits
-        return {
-            "version": self._ready.version,
-            "logits": None if logits is None else logits.tolist(),
-            "loss": self._ready.loss,
-            "build_seconds": time.perf_counter() - start,
-        }
+        ready: Ready = import_module(f"versus.{request['module']}").build(request)
+        self._fit = ready.fit
+        return {"version": ready.version, "logits": ready.logits.tolist(), "loss": ready.loss}
 
     def fit(self, request: Request) -> Request:
         """Get ready for batches of another size; the peak of memory counts from the end."""
-        start = time.perf_counter()
         self._call: Callable[[int], object] = lambda number: None  # forgets the last program
-        self._call = self._ready.fit(request["batch_size"])
+        self._call = self._fit(request["batch_size"])
         for number in range(WARM_CALLS):
-            self._seconds(number)
-        warm_up = time.perf_counter() - start
+            self._usual = self._seconds(number)
+        self._calls = 0
         restart_peak()
-        self._usual, self._calls = self._seconds(0), 0
         time.sleep(REST)
-        return {"warm_up_seconds": warm_up}
+        return {}
 
     def run(self, request: Request) -> Request:
         """Run for some seconds, once at least; the reply has the median seconds of a call."""
@@ -158,10 +137,10 @@ class Answers:
 
     def products(self, request: Request) -> Request:
         """Answer with the speed of matrix products, by library."""
-        products = import_module("versus.products")
-        return dict(products.product_speeds(request["precision"], request["threads"]))
+        return product_speeds(request["precision"], request["threads"])
 
     def _seconds(self, number: int) -> float:
+        """Return the seconds of a call."""
         start = time.perf_counter()
         self._call(number)
         return time.perf_counter() - start

@@ -32,10 +32,6 @@ BATCHES = 3
 PROBES = 8
 """Images whose logits are compared before anything is timed."""
 CALIBRATION_IMAGES = 16
-CALIBRATION_SEED = 1_000
-"""No timed or compared batch has it."""
-NORMS = (1, 3)
-"""Places in `to_patch_embedding` of the norms that vit-pytorch has from release 1.0 on."""
 VIT_PYTORCH_NAMES = {
     r"patch_embed\.proj": "to_patch_embedding.2",
     r"^norm\.": "transformer.norm.",
@@ -65,15 +61,12 @@ def build(request: Request) -> Ready:
     spec = ViTSpec.from_json(request["spec"])
 
     def fit(count: int) -> Callable[[int], object]:
-        batches = [
-            sample_images(count, spec.in_channels, spec.image_size, seed=number)
-            for number in range(BATCHES)
-        ]
+        batches = [sample(spec, count, seed) for seed in range(BATCHES)]
         forward = forward_for(count)
 
+        @torch.inference_mode()
         def call(number: int) -> None:
-            with torch.inference_mode():
-                forward(batches[number % BATCHES])
+            forward(batches[number % BATCHES])
 
         return call
 
@@ -82,14 +75,17 @@ def build(request: Request) -> Ready:
     return Ready(version, fit, logits.float())
 
 
+def sample(spec: ViTSpec, count: int, seed: int = 0) -> Tensor:
+    """Return images (B, C, H, W) for a model."""
+    return sample_images(count, spec.in_channels, spec.image_size, seed=seed)
+
+
 def probes(spec: ViTSpec) -> Tensor:
     """Return the images (B, C, H, W) whose logits are compared."""
-    return sample_images(PROBES, spec.in_channels, spec.image_size)
+    return sample(spec, PROBES)
 
 
-def library_model(
-    request: Request, source: str = ""
-) -> tuple[str, nn.Module, Callable[[Any], Tensor]]:
+def library_model(request: Request, source: str) -> tuple[str, nn.Module, Callable[[Any], Tensor]]:
     """Return the name and version of a library, its model in float32, and what reads its logits.
 
     Raises:
@@ -97,9 +93,8 @@ def library_model(
         CheckpointError: it refuses the file.
     """
     declare_missing_operators()
-    source = source or request["source"]
     if source == "vit-pytorch":
-        model = vit_pytorch_model(load(request["own"]).model)
+        model = _vit_pytorch_model(load(request["own"]).model)
         return f"{named(source)} without the two norms around its patches", model, lambda out: out
     reference = reference_model(source, Path(request["path"]), ViTSpec.from_json(request["spec"]))
     if isinstance(reference, str):
@@ -107,12 +102,11 @@ def library_model(
     return reference.library, reference.built.model, reference.built.logits
 
 
-def vit_pytorch_model(source: ViT) -> nn.Module:
-    """Return vit-pytorch's `ViT` with our weights, without the two norms of its patches.
+def _vit_pytorch_model(source: ViT) -> nn.Module:
+    """Return vit-pytorch's `ViT` with our weights and epsilon, without the norms of its patches.
 
-    Neither the first paper nor another library has these norms, so that no class computes a model
-    of the others with them; without them it is a little faster than as released. Its norms get our
-    epsilon, too. All else is the library's own code. It has no biases of query, key and value.
+    Neither the first paper nor another library has these two norms; without them it is a little
+    faster than as released. It has no biases of query, key and value.
     """
     spec, weights = source.spec, source.state_dict()
     library: Any = importlib.import_module("vit_pytorch")
@@ -123,7 +117,7 @@ def vit_pytorch_model(source: ViT) -> nn.Module:
             channels=spec.in_channels, dim_head=weights["blocks.0.attn.proj.weight"].shape[1]
             // spec.num_heads,
         )  # fmt: skip
-    for place in NORMS:
+    for place in (1, 3):
         model.to_patch_embedding[place] = nn.Identity()
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
@@ -143,23 +137,22 @@ def vit_pytorch_model(source: ViT) -> nn.Module:
 
 
 def _engine(request: Request) -> tuple[str, Callable[[int], Forward]]:
+    """Build an engine of vitkit, as its users do."""
     model = load(request["own"]).model.eval()
     source, precision = request["source"], request["precision"]
     if source == OPTIMIZED:
         return named("torch"), lambda count: optimized(model, precision=precision, batch_size=count)
+    calibration = _calibration(model.spec) if precision == "int8" else None
     engine = build_engine(
-        source,
-        model,
-        precision=precision,
-        threads=request["threads"],
-        image_size=model.spec.image_size,
-        calibration=_calibration(model.spec) if precision == "int8" else None,
-    )
+        source, model, precision=precision, threads=request["threads"],
+        image_size=model.spec.image_size, calibration=calibration,
+    )  # fmt: skip
     return named("torch" if source == "compile" else source), lambda count: engine
 
 
 def _library(request: Request) -> tuple[str, Callable[[int], Forward]]:
-    version, model, logits = library_model(request)
+    """Build a library's model in eager torch, or compiled."""
+    version, model, logits = library_model(request, request["source"])
     dtype = getattr(torch, request["precision"])
     run: Callable[[Tensor], Any] = model.to(dtype).requires_grad_(False)
     if request["compiled"]:
@@ -189,9 +182,8 @@ def _openvino(request: Request, model: nn.Module, spec: ViTSpec) -> Callable[[in
     if precision == "bfloat16":
         refuse_no_bfloat16()
     openvino: Any = import_runtime("openvino")
-    example = sample_images(2, spec.in_channels, spec.image_size)
     with torch.no_grad(), without_warnings():
-        converted = openvino.convert_model(model, example_input=example)
+        converted = openvino.convert_model(model, example_input=sample(spec, 2))
     if precision == "int8":
         nncf: Any = import_runtime("nncf")
         images = nncf.Dataset([image[None].numpy() for image in _calibration(spec)])
@@ -237,7 +229,5 @@ def _onnxruntime(request: Request, model: nn.Module, spec: ViTSpec) -> Callable[
 
 
 def _calibration(spec: ViTSpec) -> Tensor:
-    """Return the images (N, C, H, W) that int8 is calibrated with; speed is that of any others."""
-    return sample_images(
-        CALIBRATION_IMAGES, spec.in_channels, spec.image_size, seed=CALIBRATION_SEED
-    )
+    """Return the images (N, C, H, W) that int8 is calibrated with, other than the timed ones."""
+    return sample(spec, CALIBRATION_IMAGES, seed=1_000)

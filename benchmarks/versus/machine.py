@@ -1,4 +1,7 @@
-"""The machine: processor, instructions, versions, load, memory of a process."""
+"""The machine: processor, versions, memory of a process, and its largest speed of products.
+
+Nothing here imports torch before it is needed: scripts that time imports read the names here.
+"""
 
 from __future__ import annotations
 
@@ -8,37 +11,45 @@ import platform
 import re
 import resource
 import sys
+import timeit
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
-from vitkit.process import available_cores
+from vitkit.errors import SettingError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 INSTRUCTIONS = (
     "avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_tile", "amx_bf16",
     "amx_int8", "asimd", "bf16", "i8mm", "sve",
 )  # fmt: skip
 """Flags of a processor that decide how fast matrix products can be."""
-PACKAGES = (
-    "vitkit", "torch", "numpy", "timm", "transformers", "torchvision", "vit-pytorch",
-    "onnxruntime", "onnx", "onnxscript", "openvino", "nncf",
-)  # fmt: skip
 OPERATORS = ("nms", "qnms")
 """Operators that torchvision's Python files name while they are imported."""
 KEPT: list[Any] = []
 """Torch libraries that must live as long as the process."""
+SIDES = (512, 2048)
+"""Rows and columns of both operands."""
+SLOW = 0.05
+"""Seconds of a product from which no larger one is tried: in half precision torch takes minutes for
+it on a processor without instructions for that."""
+REPEATS = 12
 
 
 def processor_name() -> str:
     """Return the processor's name and the number of cores."""
-    name = _cpuinfo("model name") or platform.processor() or platform.machine()
+    name = _from_proc("cpuinfo", "model name") or platform.processor() or platform.machine()
     return f"{name}, {os.cpu_count()} cores"
 
 
 def instruction_sets() -> list[str]:
     """Return those of `INSTRUCTIONS` that the processor has; none are known outside Linux."""
-    flags = _cpuinfo("flags|Features").split()
+    flags = _from_proc("cpuinfo", "flags|Features").split()
     return [flag for flag in INSTRUCTIONS if flag in flags]
 
 
@@ -50,14 +61,13 @@ def named(package: str) -> str:
 
 
 def machine_facts() -> dict[str, Any]:
-    """Return what is known of the machine before a measurement."""
+    """Return what is known of the machine before a measurement; rows have the other versions."""
     return {
         "processor": processor_name(),
-        "available_cores": available_cores(),
         "instructions": instruction_sets(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "versions": [named(package) for package in PACKAGES],
+        "versions": [named("vitkit"), named("torch")],
         "load_before": os.getloadavg()[0],
     }
 
@@ -70,11 +80,9 @@ def restart_peak() -> None:
 
 def peak_megabytes() -> float:
     """Return the most memory (resident set) that this process has had, in MB of 10^6 bytes."""
-    with suppress(OSError):
-        status = Path("/proc/self/status").read_text(encoding="utf-8")
-        found = re.search(r"VmHWM:\s*(\d+) kB", status)
-        if found:
-            return int(found[1]) * 1024 / 1e6
+    found = _from_proc("self/status", "VmHWM")
+    if found:
+        return int(found.split()[0]) * 1024 / 1e6
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most / 1e6 if sys.platform == "darwin" else most * 1024 / 1e6
 
@@ -101,11 +109,63 @@ def declare_missing_operators() -> None:
     KEPT.append(operators)
 
 
-def _cpuinfo(key: str) -> str:
-    """Return what Linux knows of its processors; empty elsewhere."""
+def product_speeds(precision: str, threads: int) -> dict[str, float]:
+    """Return the speed of square matrix products by each library, in operations per second.
+
+    No library is the fastest on every processor (torch's products in float32 are slow on AMD's), so
+    that a peak is that of several. A multiply-add counts as two. Operands are random: zeros are
+    faster on some hardware.
+    """
+    import torch
+    from torch.nn import functional as F
+
+    torch.set_num_threads(threads)
+    found: dict[str, float] = {}
+
+    def measure(name: str, product_of: Callable[[Tensor], Callable[[], object]]) -> None:
+        for side in SIDES:
+            product = product_of(torch.randn(side, side))
+            product()
+            seconds = median(timeit.repeat(product, number=1, repeat=REPEATS))
+            found[name] = max(found.get(name, 0.0), 2 * side**3 / seconds)
+            if seconds > SLOW:
+                break
+
+    def torch_product(full: Tensor) -> Callable[[], object]:
+        half = full.to(getattr(torch, precision))
+        return lambda: F.linear(half, half)
+
+    measure("torch", torch_product)
+    if precision == "float32":
+        measure("numpy", lambda full: lambda: full.numpy() @ full.numpy())
+    if importlib.util.find_spec("openvino"):
+        with suppress(SettingError):  # a processor without bfloat16
+            measure("openvino", lambda full: _openvino_product(precision, threads, full.numpy()))
+    return found
+
+
+def _openvino_product(precision: str, threads: int, array: Any) -> Callable[[], object]:
+    """Return a product of an array with itself by OpenVINO."""
+    from vitkit.engines.registry import import_runtime
+    from vitkit.engines.runtimes import HINTS, refuse_no_bfloat16
+
+    if precision == "bfloat16":
+        refuse_no_bfloat16()
+    openvino: Any = import_runtime("openvino")
+    operators: Any = import_runtime("openvino.opset13")
+    given = operators.parameter(array.shape, array.dtype)
+    product = operators.matmul(given, operators.constant(array), False, False)
+    settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": HINTS[precision]}
+    model = openvino.Model([product], [given])
+    request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
+    return lambda: request.infer([array], share_inputs=True)
+
+
+def _from_proc(file: str, key: str) -> str:
+    """Return the first value of a key in a file of /proc; empty outside Linux."""
     with suppress(OSError):
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-        found = re.search(rf"^(?:{key})\s*: (.+)", text, flags=re.MULTILINE)
+        text = Path("/proc", file).read_text(encoding="utf-8")
+        found = re.search(rf"^(?:{key})\s*:\s*(.+)", text, flags=re.MULTILINE)
         if found:
             return found[1]
     return ""

@@ -6,24 +6,21 @@ import argparse
 import os
 import sys
 import tempfile
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from versus.baselines import BASELINES, Library
+from versus import per_second, speed_ratio, turn_order
+from versus.baselines import Library
 from versus.child import Child, ChildError, Request
 from versus.inference import probes
-from versus.intervals import per_second, speed_ratio, turn_order
-from versus.loader import write_photographs
 from versus.machine import machine_facts
 from vitkit.engines.trials import Agreement, compare_logits
 from vitkit.errors import CheckpointError
 from vitkit.layer_table import summary
 from vitkit.models.presets import table
-from vitkit.models.vit import ViT
 from vitkit.other_names import usual_name
 from vitkit.spec import Preprocess
 from vitkit.weights.checkpoint import Checkpoint
@@ -31,11 +28,10 @@ from vitkit.weights.load import load
 from vitkit.weights.pretrained import create_model
 from vitkit.weights.write import write_checkpoint
 
-TASKS = {"inference": "inference", "latency": "inference", "training": "training",
-         "loader": "loader"}  # fmt: skip
+MODULES = {"inference": "inference", "latency": "inference", "training": "training"}
 """Task -> the module that builds it; inference and latency share their processes."""
-PASSES = {"training": 3, "loader": 0}
-"""Task -> forward passes that it is worth, if not 1: a backward pass has twice the products."""
+TRAINING_PASSES = 3
+"""Forward passes that a step is worth: a backward pass has twice the products."""
 TRAINED_ENGINES = ("torch", "compile")
 INT8_COSINE = 0.9
 """Smallest cosine of an image's logits with ours. An engine that is used must keep 0.99; here the
@@ -56,9 +52,9 @@ class _Running:
     library: Library
     child: Child
     built: Request
-    agreement: Agreement | None
+    agreement: Agreement
     seconds: list[float] = field(default_factory=list)
-    measured: Request = field(default_factory=dict)
+    peak_mb: float = 0.0
 
 
 def measure(args: argparse.Namespace, libraries: list[Library], left_out: dict[str, str]) -> Result:
@@ -72,36 +68,35 @@ def measure(args: argparse.Namespace, libraries: list[Library], left_out: dict[s
     Raises:
         VitkitError: a model that cannot be read, or a process that ended while it was timed.
     """
-    checkpoint = _open_model(args.model, dict(args.spec))
+    checkpoint = _open_model(args.model)
     facts = machine_facts()
-    products = [_products(args, libraries)]
+    before = _products(args, libraries)
     with tempfile.TemporaryDirectory() as folder:
         tasks = _Benchmark(args, checkpoint, Path(folder)).run(libraries)
-    products.append(_products(args, libraries))
     # the larger of two measurements: other programs make it smaller
-    peaks = {key: max(one[key] for one in products) for key in products[0]}
+    peaks = {key: max(speed, before[key]) for key, speed in _products(args, libraries).items()}
     for task in tasks:
         for row in task["rows"]:
             speed = row["images_per_second"][0] * task["operations_per_image"]
             found = [peaks[key] for key in peaks if key.startswith(f"{row['precision']} ")]
-            row["share_of_peak"] = speed / max(found) if found and speed else None
+            row["share_of_peak"] = speed / max(found) if found else None
     return {"benchmark": 3, "settings": vars(args), "machine": facts, "matrix_products": peaks,
             "tasks": tasks, "left_out": left_out}  # fmt: skip
 
 
-def report(line: str) -> None:
+def _report(line: str) -> None:
     """Print on stderr what is done now, as a benchmark takes minutes."""
     print(line, file=sys.stderr, flush=True)
 
 
-def _open_model(name: str, fields: dict[str, Any]) -> Checkpoint:
+def _open_model(name: str) -> Checkpoint:
     """Return a checkpoint, or an untrained model by its name; speed does not depend on weights."""
     name = name if os.path.exists(name) else usual_name(name, table())
     if os.path.exists(name) or Path(name).suffix or "/" in name:
-        checkpoint = load(name, **fields)
+        checkpoint = load(name)
     else:
         torch.manual_seed(0)
-        model = create_model(name, **fields).eval()
+        model = create_model(name).eval()
         _unsettle(model)
         classes = tuple(f"class {number}" for number in range(model.spec.num_classes))
         checkpoint = Checkpoint(model, Preprocess(image_size=model.spec.image_size), classes)
@@ -111,7 +106,7 @@ def _open_model(name: str, fields: dict[str, Any]) -> Checkpoint:
 
 
 @torch.no_grad()
-def _unsettle(model: ViT) -> None:
+def _unsettle(model: torch.nn.Module) -> None:
     """Add noise to what is 0 or 1 in an untrained model, so that logits show mistakes in it.
 
     The biases of query, key and value stay zero: vit-pytorch has none.
@@ -127,11 +122,12 @@ def _products(args: argparse.Namespace, libraries: list[Library]) -> dict[str, f
     No library has a plain product in int8 that is as fast as those inside of quantised models.
     """
     found: dict[str, float] = {}
-    if args.peak:
-        for precision in sorted({one.precision for one in libraries} & set(LOSS_BOUNDS)):
-            with Child(args.threads) as child:
-                speeds = child.ask("products", precision=precision, threads=args.threads)
-            found |= {f"{precision} {name}": speed for name, speed in speeds.items()}
+    precisions = {one.precision for one in libraries} & set(LOSS_BOUNDS) if args.peak else ()
+    for precision in sorted(precisions):
+        child = Child(args.threads)
+        speeds = child.ask("products", precision=precision, threads=args.threads)
+        child.close()
+        found |= {f"{precision} {name}": speed for name, speed in speeds.items()}
     return found
 
 
@@ -150,71 +146,55 @@ class _Benchmark:
     def run(self, libraries: list[Library]) -> list[Result]:
         """Measure the chosen tasks."""
         made: list[Result] = []
-        for module in dict.fromkeys(TASKS.values()):
-            tasks = [task for task in self._args.tasks if TASKS[task] == module]
-            if tasks:
-                not_timed: dict[str, str] = {}
-                able = _able(module, libraries, not_timed)
-                if module == "loader":
-                    write_photographs(self._folder / "photographs", self._args.batch_size)
-                with ExitStack() as stack:
-                    running = self._built(module, able, stack, not_timed)
-                    made += [self._timed(task, running) | {"not_timed": not_timed}
-                             for task in tasks]  # fmt: skip
+        for module in dict.fromkeys(MODULES[task] for task in self._args.tasks):
+            tasks = [task for task in self._args.tasks if MODULES[task] == module]
+            not_timed: dict[str, str] = {}
+            running: list[_Running] = []
+            try:
+                self._build(module, libraries, running, not_timed)
+                made += [self._timed(task, running) | {"not_timed": not_timed} for task in tasks]
+            finally:
+                for one in running:
+                    one.child.close()
         return made
 
-    def _built(
-        self, module: str, libraries: list[Library], stack: ExitStack, not_timed: dict[str, str]
-    ) -> list[_Running]:
+    def _build(
+        self, module: str, libraries: list[Library], running: list[_Running], not_timed: Result
+    ) -> None:
         """Build all libraries whose logits are ours, then the first one again; note the others."""
-        running: list[_Running] = []
-
-        def add(name: str, library: Library) -> None:
-            report(f"{module}: building {name}")
-            own = ExitStack()  # a process goes on only if its library takes part
+        waiting = [(one.name, one) for one in _able(module, libraries, not_timed)]
+        for name, library in waiting:
+            _report(f"{module}: building {name}")
+            child = Child(self._args.threads)
             try:
-                request = self._request(module, library)
-                child = own.enter_context(Child(request["threads"]))
-                built = child.ask("build", **request)
-                one = _Running(name, library, child, built, self._agreement(built))
-                problem = _refusal(module, one, (*running, one)[0])
+                built = child.ask("build", **self._request(module, library))
+                agreement = compare_logits(torch.tensor(built["logits"]), self._expected)
+                one = _Running(name, library, child, built, agreement)
+                problem = _refusal(module, one, running[0] if running else one)
                 if problem:
                     raise ChildError(f"not equal: {problem}")
             except ChildError as error:
                 not_timed[name] = str(error)
-                own.close()
+                child.close()
             else:
-                stack.enter_context(own)
                 running.append(one)
-
-        for library in libraries:
-            add(library.name, library)
-        if running:
-            add(f"{running[0].name}, again", running[0].library)
-        return running
+                if len(running) == 1:
+                    waiting.append((f"{name}, again", library))
 
     def _request(self, module: str, library: Library) -> Request:
-        """Return what the process of a library must know.
-
-        Raises:
-            ChildError: its format cannot hold the model.
-        """
-        request = {**asdict(library), "task": module, "batch_size": self._args.batch_size}
-        if module == "loader":
-            size = self._checkpoint.model.spec.image_size
-            folder = str(self._folder / "photographs")
-            return request | {"threads": 1, "folder": folder, "image_size": size}
-        files = self._files("vitkit")
-        request |= {"threads": self._args.threads, "own": files["path"]}
+        """Return what the process of a library must know; refuse a format without the model."""
+        own = self._files("vitkit")
+        request = {**asdict(library), "module": module, "threads": self._args.threads,
+                   "batch_size": self._args.batch_size, "own": own["path"]}  # fmt: skip
+        form = "timm" if library.kind == "runtime" else library.source
+        if library.kind == "engine" or form == "vit-pytorch":
+            return request | own
         try:
-            if library.kind == "library" and library.source != "vit-pytorch":
-                files = self._files(library.source)
-            elif library.kind == "runtime":
-                files = self._files("timm")
+            return request | self._files(form)
         except CheckpointError as error:
-            if library.kind == "library":
-                raise ChildError(str(error)) from None
-        return request | files
+            if library.kind == "runtime":
+                return request | own
+            raise ChildError(str(error)) from None
 
     def _files(self, form: str) -> Request:
         """Write the model in a format, also where it cannot store it exactly: logits decide."""
@@ -224,38 +204,27 @@ class _Benchmark:
             self._written[form] = {"path": str(place), "spec": spec.to_json()}
         return self._written[form]
 
-    def _agreement(self, built: Request) -> Agreement | None:
-        if built["logits"] is None:
-            return None
-        return compare_logits(torch.tensor(built["logits"]), self._expected)
-
     def _timed(self, task: str, running: list[_Running]) -> Result:
         """Time all libraries in turn."""
         count = 1 if task == "latency" else self._args.batch_size
         for one in running:
-            report(f"{task}: warming up {one.name}")
-            one.measured = one.child.ask("fit", batch_size=count)
+            _report(f"{task}: warming up {one.name}")
+            one.child.ask("fit", batch_size=count)
             one.seconds = []
-        report(f"{task}: {self._args.rounds} rounds of {len(running)} libraries")
+        _report(f"{task}: {self._args.rounds} rounds of {len(running)} libraries")
         by_name = {one.name: one for one in running}
         for name in turn_order(by_name, self._args.rounds):
             reply = by_name[name].child.ask("run", seconds=self._args.seconds)
-            by_name[name].seconds.append(reply.pop("seconds"))
-            by_name[name].measured |= reply
-        return {
-            "task": task,
-            "batch_size": count,
-            "operations_per_image": PASSES.get(task, 1) * self._operations,
-            **_compared(running, count),
-        }
+            by_name[name].seconds.append(reply["seconds"])
+            by_name[name].peak_mb = reply["peak_mb"]
+        rows = [_row(one, running[0], count) for one in running]
+        operations = self._operations * (TRAINING_PASSES if task == "training" else 1)
+        return {"task": task, "batch_size": count, "operations_per_image": operations,
+                "rows": rows, "fastest": _fastest(rows)}  # fmt: skip
 
 
-def _able(module: str, libraries: list[Library], not_timed: dict[str, str]) -> list[Library]:
+def _able(module: str, libraries: list[Library], not_timed: Result) -> list[Library]:
     """Return the libraries that have a task; note the others."""
-    if module == "loader":  # a loader has no precision
-        sources = dict.fromkeys(one.source for one in libraries if one.kind == "library")
-        able = [BASELINES[name] for name in sources if name in ("timm", "torchvision")]
-        return [*able, Library("vitkit", "engine", "vitkit")]
     able = []
     for one in libraries:
         trains = one.kind == "library" or one.source in TRAINED_ENGINES
@@ -269,8 +238,6 @@ def _able(module: str, libraries: list[Library], not_timed: dict[str, str]) -> l
 def _refusal(module: str, one: _Running, base: _Running) -> str:
     """Return why a library does not compute what we do; empty if it does."""
     found = one.agreement
-    if found is None:
-        return ""
     # a training step is compared before it begins, in float32
     precision = "float32" if module == "training" else one.library.precision
     if precision == "int8" and found.finite:
@@ -286,33 +253,30 @@ def _refusal(module: str, one: _Running, base: _Running) -> str:
     return f"the loss of its first step is {loss:.6g}; {expected:.6g} is expected"
 
 
-def _compared(running: list[_Running], count: int) -> Result:
-    """Return the rows, and vitkit beside the fastest of the baselines."""
-    rows: list[Result] = []
-    first = running[0] if running else None
-    for one in running:
-        rows.append(
-            {
-                "library": one.name,
-                "is_baseline": one.library.kind != "engine",
-                "is_again": one is not first and one.library == first.library,
-                "precision": one.library.precision,
-                "version": one.built["version"],
-                "build_seconds": one.built["build_seconds"],
-                "logits": None if one.agreement is None else asdict(one.agreement),
-                "images_per_second": per_second(one.seconds, count),
-                "faster": speed_ratio(one.seconds, first.seconds),
-                "seconds": one.seconds,
-                **one.measured,
-            }
-        )
-    own, baseline = (
-        max((row for row in rows if row["is_baseline"] == kind and not row["is_again"]),
-            key=lambda row: row["images_per_second"], default=None)
-        for kind in (False, True)
-    )  # fmt: skip
-    fastest = None
-    if own is not None and baseline is not None:
-        fastest = {"vitkit": own["library"], "baseline": baseline["library"],
-                   "faster": speed_ratio(own["seconds"], baseline["seconds"])}  # fmt: skip
-    return {"rows": rows, "fastest": fastest}
+def _row(one: _Running, first: _Running, count: int) -> Result:
+    """Return what is known of a library, as plain values."""
+    return {
+        "library": one.name,
+        "is_baseline": one.library.kind != "engine",
+        "is_again": one is not first and one.library == first.library,
+        "precision": one.library.precision,
+        "version": one.built["version"],
+        "logits": asdict(one.agreement),
+        "images_per_second": per_second(one.seconds, count),
+        "faster": speed_ratio(one.seconds, first.seconds),
+        "seconds": one.seconds,
+        "peak_mb": one.peak_mb,
+    }
+
+
+def _fastest(rows: list[Result]) -> Result | None:
+    """Return the fastest of vitkit beside the fastest of the baselines, if there are both."""
+    best: dict[bool, Result] = {}
+    for row in sorted(rows, key=lambda row: row["images_per_second"]):
+        if not row["is_again"]:
+            best[row["is_baseline"]] = row
+    if len(best) < 2:
+        return None
+    own, baseline = best[False], best[True]
+    return {"vitkit": own["library"], "baseline": baseline["library"],
+            "faster": speed_ratio(own["seconds"], baseline["seconds"])}  # fmt: skip

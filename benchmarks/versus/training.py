@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from versus.child import Ready, Request
-from versus.inference import BATCHES, library_model, probes
+from versus.inference import BATCHES, library_model, probes, sample
 from versus.machine import named
 from vitkit.data.augmentation.pipeline import ModelInputs
 from vitkit.data.loading.batch import Batch
-from vitkit.engines.trials import sample_images
 from vitkit.models.attention import use_attention
 from vitkit.models.vit import ViT
 from vitkit.spec import RANDOM_RATES, ViTSpec
@@ -36,10 +35,14 @@ def build(request: Request) -> Ready:
     """
     spec = ViTSpec.from_json(request["spec"])
     if request["kind"] == "engine":
-        version, model = named("torch"), _without_dropout(load(request["own"]).model)
-        step, read = _own_step(model, request), lambda output: output
+        # a checkpoint keeps the rates that it was trained with, and no other format does
+        own = load(request["own"]).model
+        model = ViT(own.spec.replace(**dict.fromkeys(RANDOM_RATES, 0.0)))
+        model.load_state_dict(own.state_dict())
+        version, read = named("torch"), lambda output: output
+        step = _own_step(model, request)
     else:
-        version, model, read = library_model(request)
+        version, model, read = library_model(request, request["source"])
         step = _plain_step(model, read, request)
     with torch.no_grad():
         logits = read(model.eval()(probes(spec))).float()
@@ -61,11 +64,11 @@ def class_labels(count: int, classes: int, *, seed: int = 0) -> Tensor:
 
 def _batch(spec: ViTSpec, count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Return images (B, C, H, W) and class numbers (B,) for a step."""
-    images = sample_images(count, spec.in_channels, spec.image_size, seed=seed)
-    return images, class_labels(count, spec.num_classes, seed=seed)
+    return sample(spec, count, seed), class_labels(count, spec.num_classes, seed=seed)
 
 
 def _plain_step(model: nn.Module, read: Callable[[Any], Tensor], request: Request) -> Step:
+    """Return the step of another library's model, as its users write it."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
     run: Callable[[Tensor], Any] = torch.compile(model) if request["compiled"] else model
 
@@ -104,13 +107,3 @@ def _own_step(model: ViT, request: Request) -> Step:
         return own(batch, 0).loss
 
     return step
-
-
-def _without_dropout(model: ViT) -> ViT:
-    """Return a model with the same weights whose steps are those of the other libraries' models.
-
-    A checkpoint keeps the rates that it was trained with, and no other format does.
-    """
-    same = ViT(model.spec.replace(**dict.fromkeys(RANDOM_RATES, 0.0)))
-    same.load_state_dict(model.state_dict())
-    return same
