@@ -19,7 +19,7 @@ from statistics import median
 from textwrap import shorten
 from typing import Any, NamedTuple
 
-from versus.machine import peak_megabytes, product_speeds, restart_peak
+from versus.machine import peak_megabytes, restart_peak
 from vitkit.errors import VitkitError
 
 Request = dict[str, Any]
@@ -137,7 +137,8 @@ class Answers:
 
     def products(self, request: Request) -> Request:
         """Answer with the speed of matrix products, by library."""
-        return product_speeds(request["precision"], request["threads"])
+        module = import_module("versus.inference")
+        return dict(module.product_speeds(request["precision"], request["threads"]))
 
     def _seconds(self, number: int) -> float:
         """Return the seconds of a call."""

@@ -1,17 +1,21 @@
-"""Forward passes: images to logits, by an engine, a library or a bare runtime."""
+"""Forward passes by an engine, a library or a bare runtime, and the fastest matrix products."""
 
 from __future__ import annotations
 
-import importlib
 import re
+import timeit
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from versus.baselines import OPTIMIZED
 from versus.child import Ready, Request
@@ -46,6 +50,12 @@ VIT_PYTORCH_NAMES = {
     r"\.mlp\.fc2": ".1.net.4",
 }
 """Our names of a plain ViT's parts -> vit-pytorch's."""
+SIDES = (512, 2048)
+"""Rows and columns of both operands of a matrix product."""
+SLOW = 0.05
+"""Seconds of a product from which no larger one is tried: in half precision torch takes minutes for
+it on a processor without instructions for that."""
+REPEATS = 12
 Forward = Callable[[Tensor], Tensor]
 """Images (B, C, H, W) float32 -> logits (B, K) float32."""
 
@@ -109,7 +119,7 @@ def _vit_pytorch_model(source: ViT) -> nn.Module:
     faster than as released. It has no biases of query, key and value.
     """
     spec, weights = source.spec, source.state_dict()
-    library: Any = importlib.import_module("vit_pytorch")
+    library: Any = import_module("vit_pytorch")
     with torch.device("meta"):
         model: Any = library.ViT(
             image_size=spec.image_size, patch_size=spec.patch_size, num_classes=spec.num_classes,
@@ -178,23 +188,17 @@ def _runtime(request: Request) -> tuple[str, Callable[[int], Forward]]:
 
 def _openvino(request: Request, model: nn.Module, spec: ViTSpec) -> Callable[[int], Forward]:
     """Convert and compile as OpenVINO's documentation has it, for batches of one size."""
-    precision = request["precision"]
-    if precision == "bfloat16":
-        refuse_no_bfloat16()
     openvino: Any = import_runtime("openvino")
     with torch.no_grad(), without_warnings():
         converted = openvino.convert_model(model, example_input=sample(spec, 2))
-    if precision == "int8":
+    if request["precision"] == "int8":
         nncf: Any = import_runtime("nncf")
         images = nncf.Dataset([image[None].numpy() for image in _calibration(spec)])
         converted = nncf.quantize(converted, images, model_type=nncf.ModelType.TRANSFORMER)
-    settings = {"INFERENCE_NUM_THREADS": request["threads"],
-                "INFERENCE_PRECISION_HINT": HINTS[precision]}  # fmt: skip
 
     def fit(count: int) -> Forward:
         converted.reshape([count, spec.in_channels, *spec.image_size])
-        compiled = openvino.Core().compile_model(converted, "CPU", settings)
-        task = compiled.create_infer_request()
+        task = _openvino_task(converted, request["precision"], request["threads"])
 
         def forward(images: Tensor) -> Tensor:
             task.infer([images.numpy()], share_inputs=True)
@@ -203,6 +207,15 @@ def _openvino(request: Request, model: nn.Module, spec: ViTSpec) -> Callable[[in
         return forward
 
     return fit
+
+
+def _openvino_task(model: Any, precision: str, threads: int) -> Any:
+    """Compile an OpenVINO model; refuse bfloat16 where it would be float32."""
+    if precision == "bfloat16":
+        refuse_no_bfloat16()
+    settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": HINTS[precision]}
+    core: Any = import_runtime("openvino").Core()
+    return core.compile_model(model, "CPU", settings).create_infer_request()
 
 
 def _onnxruntime(request: Request, model: nn.Module, spec: ViTSpec) -> Callable[[int], Forward]:
@@ -231,3 +244,41 @@ def _onnxruntime(request: Request, model: nn.Module, spec: ViTSpec) -> Callable[
 def _calibration(spec: ViTSpec) -> Tensor:
     """Return the images (N, C, H, W) that int8 is calibrated with, other than the timed ones."""
     return sample(spec, CALIBRATION_IMAGES, seed=1_000)
+
+
+def product_speeds(precision: str, threads: int) -> dict[str, float]:
+    """Return the speed of square matrix products by each library, in operations per second.
+
+    No library is the fastest on every processor (torch's products in float32 are slow on AMD's), so
+    that a peak is that of several. A multiply-add counts as two. Operands are random: zeros are
+    faster on some hardware.
+    """
+    torch.set_num_threads(threads)
+    found: dict[str, float] = {}
+    slow: set[str] = set()
+    for side in SIDES:
+        for name, product in _products(precision, threads, torch.randn(side, side)).items():
+            if name not in slow:
+                product()
+                seconds = median(timeit.repeat(product, number=1, repeat=REPEATS))
+                found[name] = max(found.get(name, 0.0), 2 * side**3 / seconds)
+                if seconds > SLOW:
+                    slow.add(name)
+    return found
+
+
+def _products(precision: str, threads: int, full: Tensor) -> dict[str, Callable[[], object]]:
+    """Return a product of an operand with itself by each library, as in a layer."""
+    half, array = full.to(getattr(torch, precision)), full.numpy()
+    made: dict[str, Callable[[], object]] = {"torch": lambda: F.linear(half, half)}
+    if precision == "float32":
+        made["numpy"] = lambda: array @ array
+    if find_spec("openvino"):
+        openvino: Any = import_runtime("openvino")
+        operators: Any = import_runtime("openvino.opset13")
+        given = operators.parameter(array.shape, array.dtype)
+        product = operators.matmul(given, operators.constant(array), False, False)
+        with suppress(SettingError):  # a processor without bfloat16
+            task = _openvino_task(openvino.Model([product], [given]), precision, threads)
+            made["openvino"] = lambda: task.infer([array], share_inputs=True)
+    return made

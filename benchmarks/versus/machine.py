@@ -1,7 +1,4 @@
-"""The machine: processor, versions, memory of a process, and its largest speed of products.
-
-Nothing here imports torch before it is needed: scripts that time imports read the names here.
-"""
+"""The machine: processor, instructions, versions, load, memory of a process."""
 
 from __future__ import annotations
 
@@ -11,18 +8,10 @@ import platform
 import re
 import resource
 import sys
-import timeit
-from collections.abc import Callable
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Any
-
-from vitkit.errors import SettingError
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from typing import Any
 
 INSTRUCTIONS = (
     "avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_tile", "amx_bf16",
@@ -33,12 +22,6 @@ OPERATORS = ("nms", "qnms")
 """Operators that torchvision's Python files name while they are imported."""
 KEPT: list[Any] = []
 """Torch libraries that must live as long as the process."""
-SIDES = (512, 2048)
-"""Rows and columns of both operands."""
-SLOW = 0.05
-"""Seconds of a product from which no larger one is tried: in half precision torch takes minutes for
-it on a processor without instructions for that."""
-REPEATS = 12
 
 
 def processor_name() -> str:
@@ -107,58 +90,6 @@ def declare_missing_operators() -> None:
     for name in OPERATORS:
         operators.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     KEPT.append(operators)
-
-
-def product_speeds(precision: str, threads: int) -> dict[str, float]:
-    """Return the speed of square matrix products by each library, in operations per second.
-
-    No library is the fastest on every processor (torch's products in float32 are slow on AMD's), so
-    that a peak is that of several. A multiply-add counts as two. Operands are random: zeros are
-    faster on some hardware.
-    """
-    import torch
-    from torch.nn import functional as F
-
-    torch.set_num_threads(threads)
-    found: dict[str, float] = {}
-
-    def measure(name: str, product_of: Callable[[Tensor], Callable[[], object]]) -> None:
-        for side in SIDES:
-            product = product_of(torch.randn(side, side))
-            product()
-            seconds = median(timeit.repeat(product, number=1, repeat=REPEATS))
-            found[name] = max(found.get(name, 0.0), 2 * side**3 / seconds)
-            if seconds > SLOW:
-                break
-
-    def torch_product(full: Tensor) -> Callable[[], object]:
-        half = full.to(getattr(torch, precision))
-        return lambda: F.linear(half, half)
-
-    measure("torch", torch_product)
-    if precision == "float32":
-        measure("numpy", lambda full: lambda: full.numpy() @ full.numpy())
-    if importlib.util.find_spec("openvino"):
-        with suppress(SettingError):  # a processor without bfloat16
-            measure("openvino", lambda full: _openvino_product(precision, threads, full.numpy()))
-    return found
-
-
-def _openvino_product(precision: str, threads: int, array: Any) -> Callable[[], object]:
-    """Return a product of an array with itself by OpenVINO."""
-    from vitkit.engines.registry import import_runtime
-    from vitkit.engines.runtimes import HINTS, refuse_no_bfloat16
-
-    if precision == "bfloat16":
-        refuse_no_bfloat16()
-    openvino: Any = import_runtime("openvino")
-    operators: Any = import_runtime("openvino.opset13")
-    given = operators.parameter(array.shape, array.dtype)
-    product = operators.matmul(given, operators.constant(array), False, False)
-    settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": HINTS[precision]}
-    model = openvino.Model([product], [given])
-    request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
-    return lambda: request.infer([array], share_inputs=True)
 
 
 def _from_proc(file: str, key: str) -> str:

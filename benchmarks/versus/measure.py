@@ -58,12 +58,7 @@ class _Running:
 
 
 def measure(args: argparse.Namespace, libraries: list[Library], left_out: dict[str, str]) -> Result:
-    """Measure all tasks, one after the other, and return plain values.
-
-    Args:
-        args: those of the command line; they are checked.
-        libraries: the first one is the base of all ratios.
-        left_out: other libraries -> why they take no part.
+    """Measure all tasks, one after the other; the first library is the base of all ratios.
 
     Raises:
         VitkitError: a model that cannot be read, or a process that ended while it was timed.
@@ -91,7 +86,8 @@ def _report(line: str) -> None:
 
 def _open_model(name: str) -> Checkpoint:
     """Return a checkpoint, or an untrained model by its name; speed does not depend on weights."""
-    name = name if os.path.exists(name) else usual_name(name, table())
+    if not os.path.exists(name):
+        name = usual_name(name, table())
     if os.path.exists(name) or Path(name).suffix or "/" in name:
         checkpoint = load(name)
     else:
@@ -178,7 +174,7 @@ class _Benchmark:
                 child.close()
             else:
                 running.append(one)
-                if len(running) == 1:
+                if len(running) == 1:  # its ratio to itself is the noise
                     waiting.append((f"{name}, again", library))
 
     def _request(self, module: str, library: Library) -> Request:
