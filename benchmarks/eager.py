@@ -26,7 +26,7 @@ from versus.machine import declare_missing_operators
 
 import vitkit
 from vitkit.errors import VitkitError
-from vitkit.planning.memory import forward_flops
+from vitkit.planning import forward_flops
 
 FEWEST_IMAGES, MOST_IMAGES = 2, 8
 OPERATIONS = 50e9

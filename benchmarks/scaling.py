@@ -9,6 +9,7 @@ benchmarks/results; the bytes that autograd keeps for the backward pass are coun
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,14 @@ import vitkit
 from vitkit.data.augmentation.pipeline import ModelInputs
 from vitkit.models.attention import use_attention
 from vitkit.models.presets import preset
-from vitkit.planning.estimate import GPUS, step_time
-from vitkit.planning.memory import (
+from vitkit.planning import (
+    FULL,
+    GPUS,
     HALF,
     Training,
     count_parameters,
     image_activations,
+    step_time,
     training_memory,
 )
 from vitkit.training.optimization.losses import CrossEntropy
@@ -36,19 +39,20 @@ RESULTS = Path(__file__).parent / "results"
 NAMES = {"Ti": "vit_tiny_patch16_224", "S": "vit_small_patch16_224", "B": "vit_base_patch16_224"}
 
 
-def gpu_cases() -> Iterator[tuple[str, str, Training, int, str, dict[str, Any]]]:
-    """Yield GPU, model, run, images, `eager` or `compiled`, and what was measured."""
+def gpu_cases() -> Iterator[tuple[str, str, Training, int, dict[str, Any]]]:
+    """Yield GPU, model, run, images, and what was measured."""
     for path in sorted(RESULTS.glob("gpu-nvidia-*.json")):
         gpu = path.name.split("-")[2]
         results = json.loads(path.read_text(encoding="utf-8"))
         for name, model in NAMES.items():
             for how in ("eager", "compiled"):
                 measured = results["training"][name]["rows"][f"vitkit {how}"]
-                yield gpu, name, Training(spec=preset(model)), 256, how, measured
+                run = Training(spec=preset(model), compiled=how == "compiled")
+                yield gpu, name, run, 256, measured
         for images, rows in results["checkpointing"].items():
             for row in ("nothing recomputed", "block"):
                 run = Training(spec=preset(NAMES["B"]), recompute=row == "block")
-                yield gpu, "B", run, int(images), "eager", rows[row]
+                yield gpu, "B", run, int(images), rows[row]
 
 
 def peak_without_images(run: Training, images: int) -> int:
@@ -58,12 +62,14 @@ def peak_without_images(run: Training, images: int) -> int:
 
 
 def kept_by_formula(run: Training, images: int) -> int:
-    """Return the bytes that autograd keeps by the end of the forward pass."""
-    parameters, each, depth = count_parameters(run.spec), image_activations(run), run.spec.depth
-    copies = parameters.other_matrices
-    copies += 0 if run.recompute else depth * parameters.block_matrices
+    """Return the bytes that autograd keeps by the end of the forward pass on this processor."""
+    (total, block), each, depth = count_parameters(run.spec), image_activations(run), run.spec.depth
+    copies = total - depth * block * run.recompute
     kept = each.outside + depth * (each.stream if run.recompute else each.block)
-    return images * kept + HALF * copies * run.is_mixed
+    # a processor's convolution in float32 keeps the images themselves, which are not counted
+    if not run.mixed and run.spec.stem == "convolution":
+        kept -= FULL * run.spec.in_channels * math.prod(run.spec.image_size)
+    return images * kept + HALF * copies * run.mixed
 
 
 def kept_bytes(run: Training, images: int) -> int:
@@ -73,7 +79,7 @@ def kept_bytes(run: Training, images: int) -> int:
     each piece once, without the model's own weights and the images.
     """
     model = checkpoint_gradients(vitkit.ViT(run.spec), "block" if run.recompute else None).train()
-    use_attention(model, run.attention_kernel)
+    use_attention(model, "fused")
     inputs = torch.randn(images, run.spec.in_channels, *run.spec.image_size)
     not_counted = [*model.parameters(), *model.buffers(), inputs]
     known = {tensor.untyped_storage().data_ptr() for tensor in not_counted}
@@ -85,7 +91,8 @@ def kept_bytes(run: Training, images: int) -> int:
             kept[storage.data_ptr()] = storage  # held, so that no other one gets its address
         return tensor
 
-    objective = Objective(model, CrossEntropy(), run.amp, torch.device("cpu"))
+    amp = "bfloat16" if run.mixed else "off"
+    objective = Objective(model, CrossEntropy(), amp, torch.device("cpu"))
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         objective(ModelInputs(inputs, torch.zeros(images, dtype=torch.long)))
     return sum(storage.nbytes() for storage in kept.values())
@@ -93,21 +100,21 @@ def kept_bytes(run: Training, images: int) -> int:
 
 def main() -> None:
     print("| what | memory, GB | ratio | time, ms | ratio |\n| --- | --- | --- | --- | --- |")
-    for gpu, name, run, images, how, measured in gpu_cases():
+    for gpu, name, run, images, measured in gpu_cases():
         peak, real = peak_without_images(run, images) / 1e9, measured["peak_gb"]
-        step = 1e3 * step_time(run, images, GPUS[gpu], compiled=how == "compiled")["total"]
+        step = 1e3 * step_time(run, images, GPUS[gpu])["total"]
         seconds = 1e3 * measured["seconds"]
-        what = f"{gpu}, {name}, {images} images, {how}" + ", checkpointing" * run.recompute
+        what = f"{gpu}, {name}, {images} images" + ", compiled" * run.compiled
+        what += ", checkpointing" * run.recompute
         print(f"| {what} | {peak:.2f} : {real:.2f} | {peak / real:.2f} "
               f"| {step:.1f} : {seconds:.1f} | {step / seconds:.2f} |")  # fmt: skip
     for name, model in NAMES.items():
         for images in (1, 4):
-            for amp, kernel, recompute in (("off", "fused", False), ("off", "fused", True),
-                                           ("bfloat16", "plain", False)):  # fmt: skip
-                run = Training(spec=preset(model), amp=amp, attention_kernel=kernel,
-                               recompute=recompute, on_gpu=False)  # fmt: skip
+            for mixed, recompute in ((False, False), (False, True), (True, False)):
+                run = Training(spec=preset(model), mixed=mixed, recompute=recompute)
                 formula, real = kept_by_formula(run, images) / 1e9, kept_bytes(run, images) / 1e9
-                what = f"kept here, {name}, {images} images, {amp}" + ", checkpointing" * recompute
+                what = f"kept here, {name}, {images} images" + ", bfloat16" * mixed
+                what += ", checkpointing" * recompute
                 print(f"| {what} | {formula:.3f} : {real:.3f} | {formula / real:.2f} | | |")
 
 

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python puts this folder itself there
+if __name__ == "__main__":  # Python puts this folder itself there
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from versus import Interval
 from versus.baselines import BASELINES, OWN, choose

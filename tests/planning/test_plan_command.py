@@ -17,32 +17,31 @@ vit_tiny_patch16_224: 5.72 M parameters
 an image: 224 x 224 pixels, 197 tokens
 GFLOP of an image, forward: 2.507 (patches 0.058, projections 0.697, attention 0.358, mlp 1.394, \
 head 0.000)
-in training: 7.522, with checkpointing 9.971
 1 x Tesla T4, 4,000 images on each in a step
-float16, fused attention, adamw
+float16, adamw
 
-GB on each           no checkpointing     checkpointing
-weights                          0.02              0.02
-gradients                        0.02              0.02
-optimizer                        0.05              0.05
-copies                           0.01              0.00
-images                           2.41              2.41
-activations                     67.46             13.96
-temporary                        1.51              1.51
-peak                            71.46             17.95
-fits in 14 GB                      no                no
-largest batch                     780             3,116
-ms of a step                  3,233.1           4,232.9
-images/s                        1,237               945
-days, 300 epochs                 3.60              4.71
+parallel                           -           -
+checkpointing                      -       block
+GFLOP of an image              7.522       9.971
+weights, GB                     0.02        0.02
+gradients, GB                   0.02        0.02
+optimizer, GB                   0.05        0.05
+ema, GB                         0.00        0.00
+copies, GB                      0.01        0.00
+images, GB                      2.41        2.41
+activations, GB                67.44       13.94
+temporary, GB                   1.51        1.51
+peak, GB                       71.44       17.93
+fits in 14 GB                     no          no
+largest batch                    780       3,119
+ms of a step                 3,233.1     4,232.9
+images/s                       1,237         945
+hours, 300 epochs               86.3         113
+days                            3.60        4.71
 
-no checkpointing does not fit: 71.5 GB of 14 (2 are kept free); the largest batch that does is \
-780; for more images in a step pass --grad-accum-steps to train
-checkpointing does not fit: 18.0 GB of 14 (2 are kept free); the largest batch that does is \
-3,116; for more images in a step pass --grad-accum-steps to train
-Speed: shares of the data sheet, measured on an H100. On an H200 large steps agreed within 25 %, \
-and small ones took 0.4 to 0.8 of the time; exchanges between GPUs are not counted; see \
-docs/scaling.md.
+For more images in a step than the largest batch pass --grad-accum-steps to train. Speed is by \
+shares of the data sheet that an H100 reached; small steps may take half or twice as long. \
+Exchanges between GPUs are not counted; see docs/scaling.md.
 """
 
 
@@ -59,15 +58,14 @@ def test_the_plan_fits_80_columns_and_agrees_with_its_json(monkeypatch, capsys):
     assert max(map(len, text.splitlines())) <= 80
     found = json.loads(plan(capsys, *words, "--json"))
     assert (found["parameters"], found["tokens"]) == (86_567_656, 197)
-    assert found["forward_flops"] == sum(found["forward_flops_by_part"].values())
-    assert found["training_flops"] == 3 * found["forward_flops"]
     kinds = [(way["parallel"], way["recompute"]) for way in found["ways"]]
     assert kinds == [("ddp", False), ("ddp", True), ("fsdp", False), ("fsdp", True)]
     for way in found["ways"]:
-        seconds = way["step"]["total"]
+        seconds, forward = way["step"]["total"], sum(found["forward_flops"].values())
+        assert way["training_flops"] >= 3 * forward
         assert way["images_per_second"] == pytest.approx(2048 / seconds)
         assert way["days"] == pytest.approx(1_281_167 * 300 * seconds / 2048 / 86_400)
-    (peaks,) = re.findall(r"^peak +(.*)$", text, flags=re.MULTILINE)
+    (peaks,) = re.findall(r"^peak, GB +(.*)$", text, flags=re.MULTILINE)
     assert [float(peak) for peak in peaks.split()] == pytest.approx(
         [way["memory"]["peak"] / 1e9 for way in found["ways"]], abs=0.01
     )
@@ -83,31 +81,33 @@ def test_the_text(capsys):
 def test_the_largest_batch_fits(capsys):
     words = ("ViT-L/16", "--gpu", "rtx4090", "--img-size", "384", "--json", "--batch-size")
     most = json.loads(plan(capsys, *words, "64"))["ways"][0]["largest_batch"]
-    fits = [json.loads(plan(capsys, *words, str(most + n)))["ways"][0]["fits"] for n in (0, 1)]
+    fits = []
+    for batch in (most, most + 1):
+        found = json.loads(plan(capsys, *words, str(batch)))
+        fits.append(found["ways"][0]["memory"]["peak"] <= found["available_bytes"])
     assert fits == [True, False]
 
 
-def test_short_runs_are_in_hours_and_slow_ones_have_three_digits(capsys):
-    words = ("ViT-L/16", "--img-size", "1024", "--batch", "1", "--amp", "off", "--epochs")
-    for epochs, unit, parts in (("1", "hours", 24), ("300", "days", 1)):
-        images = ("--images", "10000") if unit == "hours" else ()
-        text = plan(capsys, *words, epochs, *images)
-        ways = json.loads(plan(capsys, *words, epochs, *images, "--json"))["ways"]
-        for title, wanted in (
-            (rf"{unit}, {epochs} epochs", [parts * way["days"] for way in ways]),
-            ("images/s", [way["images_per_second"] for way in ways]),
-        ):
-            (row,) = re.findall(rf"^{title} +(.*)$", text, flags=re.MULTILINE)
-            numbers = [float(number.replace(",", "")) for number in row.split()]
-            assert numbers == pytest.approx(wanted, rel=5.1e-3)
+def test_short_and_slow_runs_have_three_digits(capsys):
+    words = ("ViT-L/16", "--img-size", "1024", "--batch", "1", "--amp", "off", "--images", "10000")
+    text = plan(capsys, *words, "--epochs", "1")
+    ways = json.loads(plan(capsys, *words, "--epochs", "1", "--json"))["ways"]
+    for title, wanted in (
+        ("hours, 1 epochs", [24 * way["days"] for way in ways]),
+        ("days", [way["days"] for way in ways]),
+        ("images/s", [way["images_per_second"] for way in ways]),
+    ):
+        (row,) = re.findall(rf"^{title} +(.*)$", text, flags=re.MULTILINE)
+        numbers = [float(number.replace(",", "")) for number in row.split()]
+        assert numbers == pytest.approx(wanted, rel=5.1e-3)
 
 
 def test_settings_change_what_they_name(capsys):
     base = json.loads(plan(capsys, "ViT-B/16", "--json"))["ways"]
     ema = json.loads(plan(capsys, "ViT-B/16", "--json", "--model-ema"))["ways"]
     assert ema[0]["memory"]["ema"] == base[0]["memory"]["weights"]
-    only = json.loads(plan(capsys, "ViT-B/16", "--json", "--grad-checkpointing"))["ways"]
-    assert [way["recompute"] for way in only] == [True]
+    compiled = json.loads(plan(capsys, "ViT-B/16", "--json", "--compile"))["ways"]
+    assert compiled[0]["days"] < base[0]["days"]
     muon = json.loads(plan(capsys, "ViT-B/16", "--json", "--opt", "muon", "--gpus", "2"))["ways"]
     assert [way["parallel"] for way in muon] == ["ddp", "ddp"]
     full = json.loads(plan(capsys, "ViT-B/16", "--json", "--amp", "off"))["ways"]
@@ -142,23 +142,23 @@ def test_the_gpu_of_this_machine_by_its_own_figures(monkeypatch, capsys):
     ("words", "message"),
     [
         ("ViT-B/16 --gpu h20", r"--gpu h20: must be one of .*did you mean 'h200'"),
-        ("ViT-B/16 --gpus 8 --batch 100", r"--batch-size 100: must be divisible by --gpus 8.*96"),
+        ("ViT-B/16 --gpus 8 --batch 100", r"--batch-size 100: must be divisible by --gpus 8.* 96$"),
         ("ViT-B/16 --gpus 0", r"--gpus 0: must be 1 or more"),
         ("ViT-B/16 --epochs 0", r"--epochs 0: must be 1 or more"),
         ("ViT-B/16 --batch-size 0", r"--batch-size 0: must be 1 or more"),
-        ("ViT-B/16 --images 100", r"--batch-size 256: --images 100 do .* 100 or"),
-        (
-            "ViT-B/16 --gpus 8 --batch 2048 --images 101",
-            r"--batch-size 2048: --images 101 do not fill one step of --gpus 8; pass .* 96 or less",
-        ),
-        ("ViT-B/16 --gpus 8 --images 5", r"--batch-size 2048: .* --gpus 8; pass --gpus 5 or less"),
+        ("ViT-B/16 --img-size 0", r"--img-size 0: must be 1 or more"),
+        ("ViT-B/16 --images 100", r"--batch-size 256: .* most --images 100; pass --batch-size 100"),
+        ("ViT-B/16 --gpus 8 --batch 2048 --images 101", r"--images 101; pass --batch-size 96$"),
+        ("ViT-B/16 --gpus 8 --images 5", r"--batch-size 2048: .*; pass --gpus 5$"),
         ("vit_bas_patch16_224", r"no model .*did you mean 'vit_base_patch16_224'"),
         ("ViT-B/16 --img-size 225", r"225 .* not divisible by patch_size 16"),
         ("ViT-B/16 --spec.num-heads 7", r"width 768 is not divisible by num_heads 7"),
         ("ViT-B/16 --gpu this", r"--gpu this: this machine has no CUDA GPU; pass one of h100, "),
         ("ViT-B/16 --measure", r"there is no flag --measure; .* by formula"),
         ("ViT-B/16 --amp bfloat16 --gpu t4", r"--amp bfloat16: t4 has none"),
-        ("ViT-B/16 --gpus 8 --opt muon --parallel fsdp", r"--opt muon needs whole matrices, and"),
+        ("ViT-B/16 --parallel fsdp", r"there is no flag --parallel; .* plan shows ddp and fsdp"),
+        ("ViT-B/16 --grad-checkpointing", r"no flag --grad-checkpointing; .* plan shows steps"),
+        ("ViT-B/16 --attention-kernel plain", r"no flag --attention-kernel; .* plan assumes"),
         ("ViT-B/16 --opt lion", r"--opt lion: must be one of"),
         ("vit_base_r50_s16_224", r"the stem 'resnet' has a network before"),
         ("ViT-B/16 --spec.stem resnet", r"stem|stages"),

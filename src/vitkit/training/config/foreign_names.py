@@ -183,6 +183,7 @@ FASTAI = {
 }
 OTHERS = {
     "accumulate_grad_batches": "grad_accum_steps",
+    "attention_kernel": "it is a setting of train; plan assumes the fused kernel.",
     "autoaugment": "aa",
     "checkpoint": "resume",
     "cutmix_alpha": "cutmix",
@@ -196,6 +197,7 @@ OTHERS = {
     "gpu": "device",
     "gpus": "devices",
     "grad_accumulation": "grad_accum_steps",
+    "grad_checkpointing": "it is a setting of train; plan shows steps without and with it.",
     "grad_clip": "clip_grad",
     "gradient_clip_val": "clip_grad",
     "gradient_clipping": "clip_grad",
@@ -214,6 +216,7 @@ OTHERS = {
     "num_epochs": "epochs",
     "num_gpus": "devices",
     "num_workers": "workers",
+    "parallel": "it is a setting of train; plan shows ddp and fsdp.",
     "precision": "amp",
     "randaugment": "aa",
     "random_erasing": "reprob",
