@@ -53,6 +53,9 @@ def difference(engine: str, kind: str, folder: Path) -> float:
         for count in (1, 2, 5) if engine != "compile" else (5,):
             run = build_engine(engine, model, threads=1, folder=folder / kind)
             found.append((run(images[:count]) - expected[:count]).abs().max().item())
+            if count == 2:  # a damaged file is converted again
+                for file in (folder / kind).glob("*[lnx]"):
+                    file.write_bytes(file.read_bytes()[:-4096].ljust(file.stat().st_size, b"\0"))
     return max(found) / expected.abs().max().item()
 
 
@@ -99,7 +102,7 @@ def main(arguments: list[str]) -> None:
         for engine, kind in CASES[arguments[0]]:
             far = difference(engine, kind, Path(name))
             rows.append({"engine": engine, "kind": kind, "difference": far})
-        rows.append({"files": sorted(path.name for path in Path(name, "registers").iterdir())})
+        rows.append({"files": sorted(path.name for path in Path(name, "registers").glob("*[lnx]"))})
     sys.stdout.write("".join(f"{json.dumps(row)}\n" for row in rows))
 
 

@@ -92,17 +92,15 @@ def test_bad_images_are_not_remembered(root: Path, decoded: list[str]) -> None:
     assert decoded == ["3.png"]
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "other kind", "empty"])
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
 def test_a_damaged_memory_is_an_empty_one(
     root: Path, cache: Path, decoded: list[str], damage: str
 ) -> None:
     first = check_dataset(open_dataset(root))
-    (file,) = (cache / "looks").iterdir()
+    (file,) = (cache / "looks").glob("*.npy")
     content = bytearray(file.read_bytes())
     if damage == "flip":
         content[len(content) // 2] ^= 1
-    elif damage == "other kind":
-        content = content.replace(b"looks 2", b"looks 1")
     file.write_bytes(content[: {"cut": len(content) - 7, "empty": 0}.get(damage, len(content))])
     decoded.clear()
     second = check_dataset(open_dataset(root))

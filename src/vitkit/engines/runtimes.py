@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import tempfile
 import threading
 import warnings
 from collections import Counter
@@ -30,7 +29,7 @@ from vitkit.engines.engine import (
 from vitkit.engines.inference_folds import fold_for_inference
 from vitkit.engines.registry import import_runtime, quiet_imports, refuse_uncalibrated
 from vitkit.errors import SettingError
-from vitkit.io.atomic import replacing_in_cache
+from vitkit.io.caches import caching, is_whole
 from vitkit.models.attention import Heads, MultiHeadAttention
 
 OVModel: TypeAlias = Any
@@ -72,14 +71,11 @@ def _file(request: EngineRequest) -> Path | None:
 
 
 def _kept(request: EngineRequest) -> OVModel | None:
-    """Return the converted model of the folder, or None where there is none that can be read."""
+    """Return the converted model of the folder, or None where there is none that is whole."""
     path = _file(request)
-    if path is None or not path.exists() or not path.with_suffix(".bin").exists():
+    if path is None or not is_whole(path) or not is_whole(path.with_suffix(".bin")):
         return None
-    try:
-        return import_runtime("openvino").Core().read_model(path)
-    except RuntimeError:  # damaged: it is converted again
-        return None
+    return import_runtime("openvino").Core().read_model(path)
 
 
 def _convert_and_keep(request: EngineRequest) -> OVModel:
@@ -93,8 +89,9 @@ def _convert_and_keep(request: EngineRequest) -> OVModel:
         model = quantise(model, request.calibration)
     path = _file(request)
     if path is not None:
-        with contextlib.suppress(OSError, RuntimeError):  # a cache only saves time
-            _save_openvino(model, path)
+        # a cache only saves time; weights are kept in float32
+        with contextlib.suppress(OSError, RuntimeError), caching(path.parent) as folder:
+            import_runtime("openvino").save_model(model, folder / path.name, compress_to_fp16=False)
     return model
 
 
@@ -111,16 +108,6 @@ def to_openvino(program: ExportedProgram, outputs: Sequence[str] = (OUTPUT,)) ->
     for output, name in zip(model.outputs, outputs, strict=True):
         output.get_tensor().set_names({name})
     return model
-
-
-def _save_openvino(model: OVModel, path: Path) -> None:
-    """Write a model as `path` (.xml) and its weights beside it (.bin), weights in float32."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as name:
-        temporary = Path(name) / path.name
-        import_runtime("openvino").save_model(model, temporary, compress_to_fp16=False)
-        for ending in (".bin", ".xml"):
-            temporary.with_suffix(ending).replace(path.with_suffix(ending))
 
 
 def _openvino_forward(model: OVModel, precision: str, threads: int, **more: Any) -> Forward:
@@ -163,9 +150,8 @@ def build_onnxruntime(request: EngineRequest) -> Forward:
         SettingError: a model that cannot be exported.
     """
     path = None if request.folder is None else request.folder / "model.onnx"
-    if path is not None and path.exists():
-        with contextlib.suppress(Exception):  # damaged: it is converted again
-            return _onnx_forward(path, request.threads)
+    if path is not None and is_whole(path):
+        return _onnx_forward(path, request.threads)
     folded = fold_for_inference(request.model, query_scale=False).float().cpu()
     for module in folded.modules():
         if isinstance(module, MultiHeadAttention):
@@ -173,8 +159,8 @@ def build_onnxruntime(request: EngineRequest) -> Forward:
     program = export_program(folded, folded.spec.in_channels, request.image_size)
     content = to_onnx(program).SerializeToString()
     if path is not None:
-        with contextlib.suppress(OSError), replacing_in_cache(path) as file:
-            file.write(content)
+        with contextlib.suppress(OSError), caching(path.parent) as folder:
+            (folder / path.name).write_bytes(content)
     return _onnx_forward(content, request.threads)
 
 

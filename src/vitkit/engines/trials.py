@@ -28,8 +28,7 @@ from vitkit.devices import on_device
 from vitkit.engines.child import run_child
 from vitkit.engines.engine import Engine, EngineRequest, build_engine
 from vitkit.engines.registry import ENGINES, EXTRA, QUANTISERS, compiler_name, has_compiler
-from vitkit.io.atomic import replacing_in_cache
-from vitkit.io.caches import cache_folder, weights_fingerprint
+from vitkit.io.caches import cache_folder, caching, is_whole, weights_fingerprint
 from vitkit.spec import Preprocess, ViTSpec
 from vitkit.weights.formats.vitkit import save
 from vitkit.weights.load import load
@@ -308,11 +307,10 @@ def read_trials(folder: Path, threads: int) -> list[Trial]:
 
     A failure that may have been one of the moment is left out after a day.
     """
-    try:
-        document = json.loads(_path(folder, threads).read_text(encoding="utf-8"))
-        trials = [Trial.from_json(values) for values in document]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    path = _path(folder, threads)
+    if not is_whole(path):
         return []
+    trials = [Trial.from_json(values) for values in json.loads(path.read_bytes())]
     with contextlib.suppress(OSError):
         os.utime(folder)  # used now
     return [trial for trial in trials if _holds(trial)]
@@ -328,8 +326,9 @@ def _holds(trial: Trial) -> bool:
 def _write_trials(folder: Path, threads: int, trials: Iterable[Trial]) -> None:
     """Keep trials; a cache that cannot be written only costs time."""
     content = json.dumps([trial.to_json() for trial in trials], indent=1)
-    with contextlib.suppress(OSError), replacing_in_cache(_path(folder, threads)) as file:
-        file.write(content.encode())
+    path = _path(folder, threads)
+    with contextlib.suppress(OSError), caching(folder) as new:
+        (new / path.name).write_text(content)
     prune(folder.parent)
 
 

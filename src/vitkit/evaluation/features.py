@@ -13,17 +13,15 @@ import PIL
 import safetensors.torch
 import torch
 from jaxtyping import Float, Float64, Int64
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.pixel_cache import DECODER
-from vitkit.errors import DataError, OutputError
+from vitkit.errors import DataError
 from vitkit.evaluation.loop import predict_batches
 from vitkit.evaluation.metrics import refuse_not_finite
-from vitkit.io.atomic import replacing
-from vitkit.io.caches import cache_folder, weights_fingerprint
+from vitkit.io.caches import cache_folder, caching, is_whole, weights_fingerprint
 from vitkit.models.initialisation import HEADS
 from vitkit.models.vit import ViT
 from vitkit.randomness import hash64
@@ -70,11 +68,10 @@ def extract_features(
     key = _cache_key(model, dataset, split, preprocess)
     path = (cache or cache_folder() / "features") / f"{key}.safetensors"
     labels = torch.from_numpy(np.ascontiguousarray(images.labels))
-    cached = _read_cached(path)
-    # the key covers the images; the length is checked against a damaged file
-    if cached is not None and len(cached) == len(labels):
-        log(f"features of {split}: {len(cached):,} x {cached.shape[1]}, from {path}")
-        return cached, labels
+    if is_whole(path):
+        features = safetensors.torch.load_file(path)["features"]
+        log(f"features of {split}: {len(features):,} x {features.shape[1]}, from {path}")
+        return features, labels
     batches = predict_batches(
         lambda batch: model.pooled(model.forward_features(batch)),
         images,
@@ -85,12 +82,11 @@ def extract_features(
     )
     # cloned: a tensor of inference mode cannot take part in training
     features = _checked(torch.cat([pooled.cpu() for pooled, _ in batches]).clone())
-    content = safetensors_writer({"features": features}, {})
     try:
-        with replacing(path, needed=content.size) as temporary:
-            content.write(temporary)
-    except OutputError as error:  # the features themselves are fine
-        log(f"the features of {split} cannot be cached: {error}")
+        with caching(path.parent) as folder:
+            safetensors_writer({"features": features}, {}).write(folder / path.name)
+    except OSError as error:  # the features themselves are fine
+        log(f"the features of {split} cannot be cached in {path.parent}: {error.strerror}")
     log(f"features of {split}: {len(features):,} x {features.shape[1]}, computed")
     return features, labels
 
@@ -99,13 +95,6 @@ def _checked(features: Float[Tensor, "N E"]) -> Float[Tensor, "N E"]:
     """Return features that are finite; others are neither cached nor used."""
     refuse_not_finite(int((~features.isfinite().all(dim=1)).sum()), len(features))
     return features
-
-
-def _read_cached(path: Path) -> Tensor | None:
-    try:
-        return safetensors.torch.load_file(path)["features"]
-    except (OSError, SafetensorError, KeyError):
-        return None
 
 
 def _cache_key(model: ViT, dataset: Dataset, split: str, preprocess: Preprocess) -> str:

@@ -1,7 +1,7 @@
 """Write files atomically, so that a reader never sees a half-written one.
 
-`replacing` is for results: the content is on the disk when it returns. `replacing_in_cache` is for
-what can be computed again: faster, safe between processes and threads, not against a power cut.
+`replacing` is for results: the content is on the disk when it returns. What can be made again is
+written by `caches.caching`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ import errno
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from vitkit.errors import OutputError
 
@@ -133,52 +131,6 @@ def replacing(path: Path, needed: int | None = None) -> Iterator[Path]:
         # raises even for a missing file if a parent is not a folder, or the name is too long
         with suppress(OSError):
             temporary.unlink()
-
-
-@contextmanager
-def replacing_in_cache(path: Path) -> Iterator[BinaryIO]:
-    """Yield an open temporary file; rename it to `path` when the block succeeds.
-
-    Several threads and processes may write the same path: each has a file of its own, and the last
-    one remains. The disk is not waited for, so the content needs a checksum if damage matters.
-
-    Raises:
-        OSError: it cannot be written; `path` is untouched.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # a unique name, as threads share the process id
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "wb") as file:  # closed before the rename
-            yield file
-        os.replace(temporary, path)
-    except BaseException:  # Ctrl-C, too, must leave no temporary file behind
-        os.unlink(temporary)
-        raise
-
-
-@contextmanager
-def replacing_folder(path: Path, temporary: Path) -> Iterator[Path]:
-    """Yield a new, empty folder; rename it to `path` when the block succeeds.
-
-    What is at `path` is deleted first, so the caller must hold a lock.
-
-    Args:
-        path: the folder to write.
-        temporary: its name until then; a folder that a killed process left there is deleted.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    shutil.rmtree(temporary, ignore_errors=True)
-    shutil.rmtree(path, ignore_errors=True)
-    try:
-        temporary.mkdir()
-        yield temporary
-        os.replace(temporary, path)
-    except BaseException:  # Ctrl-C, too, must leave no unfinished folder behind
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -1,9 +1,15 @@
-"""Caches of the user: rows about files, indexes of large files, and SHA-256 digests.
+"""Files that can be made again, in the user's cache folder: each is checked when it is opened.
 
-A `FileCache` holds rows of one size, each under a 64-bit key. The key of a file is a hash of its
-inode, size, mtime and ctime, so a row is found while its file is unchanged and never after. All
-rows lie in one file of the user's cache. A file that is missing, damaged or of another version
-counts as empty, and a cache that cannot be written only costs time.
+Every file of the cache has its size and its SHA-256 beside it, in `NAME.sha256`. A file that is
+missing, damaged or half-written counts as none and is made anew; a cache that cannot be written
+only costs time. All caches are used alike:
+
+    path = cache_folder() / "kind" / "file"
+    if not is_whole(path):
+        with contextlib.suppress(OSError), caching(path.parent) as folder:
+            (folder / path.name).write_bytes(content)
+
+`FileCache` (rows about files) and `cached_index` (columns about one file) are built on these two.
 """
 
 from __future__ import annotations
@@ -13,34 +19,82 @@ import hashlib
 import json
 import os
 import stat
-import zipfile
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Bool, UInt64
 
-from vitkit.io.atomic import replacing_in_cache
 from vitkit.randomness import hash64
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-ROWS_VERSION = 2
-CHECKSUM_SIZE = 16
-BLOCK_ROWS = 1 << 12
-"""Rows that are read or written at once."""
+
+def cache_folder() -> Path:
+    """Return `$VITKIT_CACHE`, else `$XDG_CACHE_HOME/vitkit`, else `~/.cache/vitkit`.
+
+    The environment is read at each call.
+    """
+    # an empty variable counts as none, as the XDG specification has it
+    if own := os.environ.get("VITKIT_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vitkit"
+
+
+def is_whole(path: Path) -> bool:
+    """Return True for a file of a cache that has the size and the SHA-256 noted beside it."""
+    try:
+        size, digest = _note(path).read_text().split()
+        return path.stat().st_size == int(size) and file_sha256(path) == digest
+    except (OSError, ValueError):
+        return False
+
+
+@contextlib.contextmanager
+def caching(folder: Path, *, unhashed: Sequence[str] = ()) -> Iterator[Path]:
+    """Yield an empty temporary folder; when the block succeeds, its files move to `folder`.
+
+    Each file replaces one of the same name and gets its size and SHA-256 beside it. Several
+    processes may write the same files at once: each file is that of one of them.
+
+    Args:
+        folder: created if it does not exist.
+        unhashed: names of files whose parts are checked when they are read, as they are too large
+            to be read whole each time.
+
+    Raises:
+        OSError: it cannot be written; `folder` has no new file that counts as whole.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    # deleted after Ctrl-C, too
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".") as name:
+        yield Path(name)
+        for file in sorted(Path(name).iterdir()):
+            if file.name not in unhashed:
+                note = f"{file.stat().st_size} {file_sha256(file)}"
+                _note(folder / file.name).write_text(note)
+            os.replace(file, folder / file.name)
+
+
+def _note(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
+# Rows about files, which persist from one run to the next.
+
 UNKNOWN = np.uint64(0)
 """The key of a file whose changes cannot be detected; its row is never stored."""
 
 
 def file_keys(paths: Iterable[str | os.PathLike[str]]) -> UInt64[np.ndarray, " N"]:
-    """Return a key for each file (N,).
+    """Return a key for each file (N,): a hash of its inode, size, mtime and ctime.
 
     `UNKNOWN` for a path that is not a file, cannot be read, or has no inode.
     """
@@ -63,7 +117,9 @@ def _status(path: str | os.PathLike[str]) -> tuple[int, int, int, int]:
 
 
 class FileCache:
-    """Rows of results that persist from one run to the next.
+    """Rows of results, each under a 64-bit key, such as those of `file_keys`.
+
+    All rows of a subject lie in one file, sorted by their keys.
 
     Args:
         kind: the kind of results; each kind has a file of its own.
@@ -73,10 +129,10 @@ class FileCache:
 
     def __init__(self, kind: str, subject: str, row: np.dtype[np.void]) -> None:
         name = subject.encode("utf-8", "surrogateescape")
-        self.path = cache_folder() / kind / f"{hashlib.sha256(name).hexdigest()[:32]}.rows"
+        self.path = cache_folder() / kind / f"{hashlib.sha256(name).hexdigest()[:32]}.npy"
         self._dtype = np.dtype([("key", np.uint64), ("row", row)])
-        self._header = f"vitkit {kind} {ROWS_VERSION} {self._dtype}\n".encode()
-        self._lookups: list[_Lookup] = []
+        # keys, rows and what is known of each lookup
+        self._lookups: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         self._stored = 0
         """Rows of the lookups that the file holds."""
 
@@ -86,22 +142,13 @@ class FileCache:
         Returns:
             Rows (N,), zeros where unknown, and which of them are known (N,). Both arrays are
             shared with the cache: the caller fills in a missing row and marks it as known, and
-            `save` stores it. So there is no second copy of the rows.
+            `save` stores it.
         """
+        stored = self._read()
         rows = np.zeros(len(keys), self._dtype["row"])
-        known = np.zeros(len(keys), bool)
-        order = np.argsort(keys)
-        # block by block, so that memory holds only the rows that are looked up
-        for block in self._read():
-            # the keys that can be in this block, which is sorted too
-            low = np.searchsorted(keys, block["key"][0], "left", sorter=order)
-            high = np.searchsorted(keys, block["key"][-1], "right", sorter=order)
-            candidates = order[low:high]
-            positions = np.searchsorted(block["key"], keys[candidates])
-            match = block["key"][positions] == keys[candidates]
-            rows[candidates[match]] = block["row"][positions[match]]
-            known[candidates[match]] = True
-        self._lookups.append(_Lookup(keys, rows, known))
+        known = np.isin(keys, stored["key"])
+        rows[known] = stored["row"][np.searchsorted(stored["key"], keys[known])]
+        self._lookups.append((keys, rows, known))
         self._stored += int(known.sum())
         return rows, known
 
@@ -114,104 +161,43 @@ class FileCache:
         Args:
             finished: True if no further lookup will follow.
         """
-        keys = np.concatenate(
-            [np.zeros(0, np.uint64), *(lookup.known_keys() for lookup in self._lookups)]
-        )
-        known_count = int((keys != UNKNOWN).sum())
-        keys.sort()
-        used = 0
-        unused_blocks = []
-        for block in self._read():
-            positions = np.searchsorted(keys, block["key"], "left")
-            in_use = positions < np.searchsorted(keys, block["key"], "right")
-            used += int(in_use.sum())
-            unused_blocks.append(block[~in_use])
-        unused = np.concatenate([np.zeros(0, self._dtype), *unused_blocks])
-        if finished and len(unused) > used:
+        parts = []
+        for keys, rows, known in self._lookups:
+            kept = known & (keys != UNKNOWN)
+            parts.append((keys[kept], rows[kept]))
+        count = sum(len(keys) for keys, _ in parts)
+        stored = self._read()
+        unused = stored[~np.isin(stored["key"], np.concatenate([keys for keys, _ in parts]))]
+        if finished and 2 * len(unused) > len(stored):
             unused = unused[:0]
-        elif known_count == self._stored:
+        elif count == self._stored:
             return  # the file holds exactly these rows already
-        rest = _Lookup(unused["key"], unused["row"], np.ones(len(unused), bool))
         with contextlib.suppress(OSError):
-            self._write([*self._lookups, rest])
-        self._stored = known_count
+            self._write([*parts, (unused["key"], unused["row"])])
+        self._stored = count
 
-    def _read(self) -> Iterator[np.ndarray]:
-        """Yield the stored rows in blocks, by ascending keys; nothing if the file is damaged."""
-        with contextlib.suppress(OSError), self.path.open("rb") as file:
-            if not self._is_whole(file):
-                return
-            file.seek(len(self._header) + CHECKSUM_SIZE)
-            while content := file.read(BLOCK_ROWS * self._dtype.itemsize):
-                yield np.frombuffer(content, self._dtype)
+    def _read(self) -> np.ndarray:
+        """Return the stored rows by ascending keys, mapped from the file; none if it is damaged."""
+        if is_whole(self.path):
+            with contextlib.suppress(OSError, ValueError):
+                stored = np.load(self.path, mmap_mode="r")
+                if stored.dtype == self._dtype:
+                    return np.asarray(stored)
+        return np.zeros(0, self._dtype)
 
-    def _is_whole(self, file: BinaryIO) -> bool:
-        if file.read(len(self._header)) != self._header:
-            return False
-        stored = file.read(CHECKSUM_SIZE)
-        checksum = _checksum()
-        size = 0
-        while content := file.read(BLOCK_ROWS * self._dtype.itemsize):
-            checksum.update(content)
-            size += len(content)
-        return stored == checksum.digest() and size % self._dtype.itemsize == 0
-
-    def _blocks(self, lookups: Sequence[_Lookup]) -> Iterator[bytes]:
-        """Yield all known rows by ascending keys."""
-        keys = np.concatenate([lookup.known_keys() for lookup in lookups])
-        order = np.argsort(keys)
-        # UNKNOWN is 0, so rows that are not known come first and are skipped
-        for start in range(int((keys == UNKNOWN).sum()), len(keys), BLOCK_ROWS):
-            chosen = order[start : start + BLOCK_ROWS]
-            block = np.empty(len(chosen), self._dtype)
-            block["key"] = keys[chosen]
-            first = 0
-            for lookup in lookups:
-                own = (chosen >= first) & (chosen < first + len(lookup.rows))
-                block["row"][own] = lookup.rows[chosen[own] - first]
-                first += len(lookup.rows)
-            yield block.tobytes()
-
-    def _write(self, lookups: Sequence[_Lookup]) -> None:
-        with replacing_in_cache(self.path) as file:
-            file.write(self._header + bytes(CHECKSUM_SIZE))  # filled in at the end
-            checksum = _checksum()
-            for content in self._blocks(lookups):
-                checksum.update(content)
-                file.write(content)
-            file.seek(len(self._header))
-            file.write(checksum.digest())
-
-
-@dataclass(frozen=True, eq=False)
-class _Lookup:
-    """Keys that were looked up, with the rows that are known by now."""
-
-    keys: UInt64[np.ndarray, " N"]
-    rows: np.ndarray
-    known: Bool[np.ndarray, " N"]
-
-    def known_keys(self) -> UInt64[np.ndarray, " N"]:
-        """Return the keys (N,), `UNKNOWN` where the row is not known."""
-        return np.where(self.known, self.keys, UNKNOWN)
-
-
-def _checksum() -> hashlib.blake2b:
-    return hashlib.blake2b(digest_size=CHECKSUM_SIZE)
-
-
-# The user's cache folder: everything in it can be computed or fetched again.
-
-
-def cache_folder() -> Path:
-    """Return `$VITKIT_CACHE`, else `$XDG_CACHE_HOME/vitkit`, else `~/.cache/vitkit`.
-
-    The environment is read at each call.
-    """
-    # an empty variable counts as none, as the XDG specification has it
-    if own := os.environ.get("VITKIT_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vitkit"
+    def _write(self, parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+        order = np.argsort(np.concatenate([keys for keys, _ in parts]))
+        places = np.empty_like(order)
+        places[order] = np.arange(len(order))
+        with caching(self.path.parent) as folder:
+            # mapped, so that memory holds no sorted copy
+            file = folder / self.path.name
+            table = np.lib.format.open_memmap(file, "w+", self._dtype, (len(order),))
+            for keys, rows in parts:
+                table["key"][places[: len(keys)]] = keys
+                table["row"][places[: len(keys)]] = rows
+                places = places[len(keys) :]
+            table.flush()
 
 
 # SHA-256 digests of files and of tensors, the same on every machine.
@@ -269,17 +255,9 @@ def weights_fingerprint(tensors: Mapping[str, Tensor], without: Sequence[str] = 
     return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
 
-# Persistent indexes of large files, so that a file is parsed once.
-#
-# An index is arrays and lists of text about one file. It is kept in the user's cache under the
-# file's path or address; that of a local file is valid while the file has the same size and time of
-# change. An index that is missing, damaged or of another version is built again; a cache that
-# cannot be written only costs time.
+# Indexes of large files, so that each file is parsed once.
 
-INDEX_VERSION = 2
-DAMAGE_ERRORS = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile)
-"""Errors that reading a missing or damaged .npz file raises, `RuntimeError` where a wrong bit marks
-a member as encrypted or of a later version."""
+INDEX_VERSION = 3
 TEXT_PREFIX = "text:"
 STAMP_KEY = "stamp"
 NO_STAMP = (0, 0)
@@ -331,20 +309,18 @@ def kept_index(subject: str, kind: str, stamp: tuple[int, int] = NO_STAMP) -> In
         kind: as for `cached_index`.
         stamp: as `file_stamp` returns it.
     """
-    try:
-        # allow_pickle=False: reading an array of objects would run code
-        with _path(subject, kind).open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            if tuple(stored[STAMP_KEY].tolist()) != stamp:
-                return None
-            index = Index()
-            for name in stored.files:
-                if name.startswith(TEXT_PREFIX):
-                    text = json.loads(stored[name].tobytes())
-                    index.texts[name.removeprefix(TEXT_PREFIX)] = text
-                elif name != STAMP_KEY:
-                    index.arrays[name] = stored[name]
-    except DAMAGE_ERRORS:
+    path = _path(subject, kind)
+    if not is_whole(path):
         return None
+    index = Index()
+    with np.load(path) as stored:
+        if tuple(stored[STAMP_KEY].tolist()) != stamp:
+            return None
+        for name in stored.files:
+            if name.startswith(TEXT_PREFIX):
+                index.texts[name.removeprefix(TEXT_PREFIX)] = json.loads(stored[name].tobytes())
+            elif name != STAMP_KEY:
+                index.arrays[name] = stored[name]
     return index
 
 
@@ -354,8 +330,9 @@ def keep_index(subject: str, kind: str, index: Index, stamp: tuple[int, int] = N
     # texts as JSON bytes: arrays of strings would be as wide as the longest
     for name, lines in index.texts.items():
         columns[TEXT_PREFIX + name] = np.frombuffer(json.dumps(lines).encode(), np.uint8)
-    with contextlib.suppress(OSError), replacing_in_cache(_path(subject, kind)) as file:
-        np.savez(file, **columns)
+    path = _path(subject, kind)
+    with contextlib.suppress(OSError), caching(path.parent) as folder:
+        np.savez(folder / path.name, **columns)
 
 
 def forget_index(subject: str, kind: str) -> None:

@@ -36,7 +36,7 @@ from vitkit.distributed import (
     error_to_json,
 )
 from vitkit.errors import DONE, FAULT, Interrupted, SettingError, VitkitError, exit_code, of_signal
-from vitkit.io.atomic import replacing_in_cache
+from vitkit.io.atomic import write_bytes
 from vitkit.process import available_cores, shorten_spinning
 from vitkit.training.config.passed_objects import refuse_passed
 from vitkit.training.config.train_config import TrainConfig
@@ -324,8 +324,7 @@ def serve(folder: Path, train: Callable[[TrainConfig, Any], Any]) -> int:
 
 def _write(path: Path, document: dict[str, Any]) -> None:
     """Write a JSON document by a rename, so that the launcher never reads half of it."""
-    with replacing_in_cache(path) as file:
-        file.write(json.dumps(document).encode())
+    write_bytes(path, json.dumps(document).encode())
 
 
 def _end_with_launcher() -> None:

@@ -3,11 +3,11 @@
 A cache holds exactly the pixels that `Split.read` gives, uint8, one image after another in one file
 that is mapped into memory: with a cache and without one, a run sees the same bytes. It belongs to
 the content of the dataset (its fingerprint), the version of our decoder and Pillow's. An image
-that cannot be decoded has no pixels in it and is read from its file again.
+that cannot be decoded, or whose bytes in the cache are damaged, is read from its file again.
 
     DIR/<key>/pixels.bin    the pixels
-    DIR/<key>/index.npz     each image's first byte, its height, width and channels, and the
-                            properties of its file that decoding changed
+    DIR/<key>/index.npz     each image's first byte, its height, width and channels, the
+                            properties of its file that decoding changed, and a checksum
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import os
 import shutil
 import stat
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -27,14 +28,13 @@ from pathlib import Path
 import numpy as np
 import PIL
 from filelock import FileLock
-from jaxtyping import Bool, Int, Int64, UInt8, UInt16, UInt64
+from jaxtyping import Bool, Int, Int64, UInt8, UInt16, UInt32, UInt64
 
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.split import ReducedImage, Reduction, Split
 from vitkit.data.images.integrity import FILE_PROPERTIES, FileProperty
 from vitkit.errors import ImageError
-from vitkit.io.atomic import replacing_folder
-from vitkit.io.caches import DAMAGE_ERRORS, FileCache, cache_folder, file_keys
+from vitkit.io.caches import FileCache, cache_folder, caching, file_keys, is_whole
 from vitkit.messages import escape
 from vitkit.process import available_cores
 
@@ -107,10 +107,12 @@ class PixelFile:
     """Each image's height, width and channels (N, 3); 0 where it could not be decoded."""
     properties: UInt16[np.ndarray, " N"]
     """Bits (N,): the `FILE_PROPERTIES` of each image's file, the first one lowest."""
+    checksums: UInt32[np.ndarray, " N"]
+    """The CRC-32 of each image's bytes (N,)."""
     _mapped: list[mmap.mmap] = field(default_factory=list, repr=False)
 
     def __getitem__(self, number: int) -> UInt8[np.ndarray, "H W C"] | None:
-        """Return one image, read-only; None where it could not be decoded."""
+        """Return one image, read-only; None where it could not be decoded, or is damaged."""
         shape = tuple(self.shapes[number].tolist())
         if 0 in shape:
             return None
@@ -120,11 +122,15 @@ class PixelFile:
                 self._mapped.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         count = shape[0] * shape[1] * shape[2]
         start = int(self.starts[number])
-        return np.frombuffer(self._mapped[0], np.uint8, count, start).reshape(shape)
+        pixels = np.frombuffer(self._mapped[0], np.uint8, count, start)
+        if zlib.crc32(pixels.data) != self.checksums[number]:
+            return None
+        return pixels.reshape(shape)
 
     def __reduce__(self) -> tuple[object, ...]:
         # A mapping cannot be pickled; another process maps the file itself.
-        return (PixelFile, (self.path, self.size, self.starts, self.shapes, self.properties))
+        facts = (self.starts, self.shapes, self.properties, self.checksums)
+        return (PixelFile, (self.path, self.size, *facts))
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +234,8 @@ def _open_or_build(
     with FileLock(path.with_suffix(".lock")):
         pixels = _open(path)  # another run may have built it meanwhile
         if pixels is None:
-            with replacing_folder(path, path.with_suffix(".making")) as unfinished:
+            shutil.rmtree(path, ignore_errors=True)  # by a killed process
+            with caching(path, unhashed=["pixels.bin"]) as unfinished:
                 _write(unfinished, splits, threads, progress)
             pixels = _open(path)
     return pixels
@@ -236,18 +243,16 @@ def _open_or_build(
 
 def _open(path: Path) -> PixelFile | None:
     """Open the cache in a folder; None where it is missing or not complete."""
-    try:
-        with (path / "index.npz").open("rb") as file, np.load(file) as stored:
-            starts = stored["starts"]
-            shapes = stored["shapes"]
-            properties = stored["properties"]
-        size = (path / "pixels.bin").stat().st_size
-    except DAMAGE_ERRORS:
+    index = path / "index.npz"
+    if not is_whole(index):
         return None
+    with np.load(index) as stored:
+        columns = [stored[name] for name in ("starts", "shapes", "properties", "checksums")]
+    size = (path / "pixels.bin").stat().st_size
     # A cache without any pixels has one byte: an empty file cannot be mapped.
-    if size != max(int(shapes.prod(axis=1).sum()), 1):
+    if size != max(int(columns[1].prod(axis=1).sum()), 1):
         return None
-    return PixelFile(path / "pixels.bin", size, starts, shapes, properties)
+    return PixelFile(path / "pixels.bin", size, *columns)
 
 
 def _write(
@@ -256,12 +261,15 @@ def _write(
     total = sum(map(len, splits.values()))
     shapes: list[tuple[int, ...]] = []
     properties: list[int] = []
+    checksums: list[int] = []
     with (folder / "pixels.bin").open("wb") as file, ThreadPoolExecutor(threads) as pool:
         for block in _blocks(splits):
             for image, bits in pool.map(_decoded, block):
                 shapes.append(image.shape)
                 properties.append(bits)
-                file.write(np.ascontiguousarray(image).data)
+                content = np.ascontiguousarray(image).data
+                checksums.append(zlib.crc32(content))
+                file.write(content)
             if progress is not None:
                 progress(len(shapes), total, file.tell())
             # A full disk stops everything else on the machine, so a cache stops before.
@@ -272,15 +280,14 @@ def _write(
                 )
         if file.tell() == 0:
             file.write(b"\0")  # an empty file cannot be mapped
-        file.flush()
-        os.fsync(file.fileno())
-    # The index comes last: a folder without one is not complete.
     sides = np.array(shapes, np.int64).reshape(-1, 3)
-    starts = np.concatenate([[0], np.cumsum(sides.prod(axis=1))])[:-1].astype(np.int64)
-    with (folder / "index.npz").open("wb") as file:
-        np.savez(file, starts=starts, shapes=sides, properties=np.array(properties, np.uint16))
-        file.flush()
-        os.fsync(file.fileno())
+    np.savez(
+        folder / "index.npz",
+        starts=np.concatenate([[0], np.cumsum(sides.prod(axis=1))])[:-1].astype(np.int64),
+        shapes=sides,
+        properties=np.array(properties, np.uint16),
+        checksums=np.array(checksums, np.uint32),
+    )
 
 
 def _blocks(splits: dict[str, Split]) -> Iterator[list[tuple[Split, int]]]:
