@@ -36,13 +36,12 @@ def header(
     *,
     magic: bytes = POSIX,
     prefix: bytes = b"",
-    sparse: bytes = b"",
 ) -> bytes:
-    """One block; `prefix` is at byte 345, and `sparse`, a map of a GNU sparse file, at 386."""
+    """One block; `prefix` is at byte 345."""
     raw = bytearray(512)
     for at, value in ((0, name[:100]), (100, b"0000644\0"), (108, b"0000000\0"),
                       (116, b"0000000\0"), (124, size), (136, octal(0)), (156, kind),
-                      (257, magic), (345, prefix), (386, sparse)):  # fmt: skip
+                      (257, magic), (345, prefix)):  # fmt: skip
         raw[at : at + len(value)] = value
     return checked(bytes(raw))
 
@@ -85,18 +84,3 @@ def sample(number: int, folder: bytes = b"", **options: bytes) -> bytes:
 def named_by(extension: bytes, content: bytes, magic: bytes = POSIX) -> bytes:
     """An entry whose whole name is in the extension before it; the header's lost its ending."""
     return extension + entry(b"d" * 100, content, magic=magic)
-
-
-def sparse_gnu(name: bytes, blocks: int) -> bytes:
-    """A file of 1 MiB with so many blocks of contents and of its map."""
-    more = [bytes(504) + (b"\1" if n + 1 < blocks else b"\0") + bytes(7) for n in range(blocks)]
-    about = bytes(96) + (b"\1" if blocks else b"\0") + octal(1 << 20)
-    start = header(name, octal(512 * blocks), b"S", magic=OLD_GNU, sparse=about)
-    return start + b"".join(more) + b"s" * 512 * blocks
-
-
-def sparse_pax(name: bytes, content: bytes) -> bytes:
-    """A file of 1 MiB in the form of POSIX, version 1.0: its map is before its contents."""
-    start = pax((b"GNU.sparse.major", b"1"), (b"GNU.sparse.minor", b"0"),
-                (b"GNU.sparse.name", name), (b"GNU.sparse.realsize", b"1048576"))  # fmt: skip
-    return start + entry(b"GNUSparseFile.0/" + name, padded(b"1\n0\n512\n") + content)

@@ -106,24 +106,6 @@ def permutation(seed: int, epoch: int, n: int) -> Int64[np.ndarray, " n"]:
     return np.argsort(hash64(seed, epoch, np.arange(n)), kind="stable").astype(np.int64)
 
 
-def permutation_by_group(
-    seed: int, epoch: int, groups: Int64[np.ndarray, " n"]
-) -> Int64[np.ndarray, " n"]:
-    """Return the numbers 0..n-1, one group after another, as a pure function of (seed, epoch).
-
-    Groups come in the order of `hash64(seed, epoch, -1, group)`, and the numbers of a group in that
-    of `hash64(seed, epoch, i)`.
-
-    Args:
-        seed: seed of the run.
-        epoch: number of the epoch.
-        groups: each number's group (n,).
-    """
-    # `lexsort` takes the last key first; the group itself decides between two equal hashes.
-    within = hash64(seed, epoch, np.arange(len(groups)))
-    return np.lexsort((within, groups, hash64(seed, epoch, -1, groups))).astype(np.int64)
-
-
 def _as_uint64(key: Key) -> UInt64[np.ndarray, " ..."]:
     if isinstance(key, int):
         return np.asarray(key % _TWO_TO_64, np.uint64)

@@ -216,10 +216,3 @@ def test_a_batch_that_is_not_wanted_any_more_is_not_waited_for(hanging, monkeypa
     monkeypatch.setattr(loader, "MOST_LOOKS", 10**6)
     with pytest.raises(LoaderError, match="stopped"):
         list(batches(hanging, range(1), workers=1, stopped=lambda: True))
-
-
-def test_the_images_of_a_remote_shard_may_take_longer(hanging, monkeypatch):
-    monkeypatch.setattr(Hanging, "is_remote", True)
-    looks = iter(range(20))
-    with pytest.raises(LoaderError, match="stopped"):
-        list(batches(hanging, range(1), workers=1, stopped=lambda: next(looks) == 19))

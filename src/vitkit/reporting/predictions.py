@@ -255,9 +255,6 @@ class RunImages:
         if split is None:
             self.problem = f"The images are not shown: the data have no {name} split."
             return None
-        if split.is_remote:
-            self.problem = "The images are not shown: they are not on this computer."
-            return None
         return split
 
     def of(self, predictions: Predictions) -> Split | None:

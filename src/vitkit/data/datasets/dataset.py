@@ -152,11 +152,6 @@ class Store(ABC):
             ImageError: it is not there, or cannot be read.
         """
 
-    @property
-    def is_remote(self) -> bool:
-        """True if the files come over the network."""
-        return False
-
     def cache_keys(self, numbers: Int64[np.ndarray, " M"]) -> UInt64[np.ndarray, " M"]:
         """Return a 64-bit hash of each image's bytes (M,); `UNKNOWN` if it cannot be read."""
         keys = np.full(len(numbers), UNKNOWN)
@@ -167,13 +162,6 @@ class Store(ABC):
                 continue
             keys[row] = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest())
         return keys
-
-    def shards(self, numbers: Int64[np.ndarray, " M"]) -> Int64[np.ndarray, " M"] | None:
-        """Return the number of the remote file that each image is in (M,); None if local."""
-        return None
-
-    def prefetch(self, numbers: Int64[np.ndarray, " M"]) -> None:  # noqa: B027 - optional
-        """Start to fetch the next remote file that these images need; the default does nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,10 +176,6 @@ class StoredSplit(Split):
 
     def __len__(self) -> int:
         return len(self.numbers)
-
-    @property
-    def is_remote(self) -> bool:
-        return self.store.is_remote
 
     def name(self, index: int) -> str:
         return escape(self.store.name(int(self.numbers[index])))
@@ -211,12 +195,6 @@ class StoredSplit(Split):
 
     def cache_keys(self) -> UInt64[np.ndarray, " N"]:
         return self.store.cache_keys(self.numbers)
-
-    def shards(self) -> Int64[np.ndarray, " N"] | None:
-        return self.store.shards(self.numbers)
-
-    def prefetch(self, indices: Int64[np.ndarray, " M"]) -> None:
-        self.store.prefetch(self.numbers[indices])
 
     def subset(self, indices: Int[np.ndarray, " M"]) -> StoredSplit:
         return StoredSplit(self.store, self.labels[indices], self.numbers[indices])

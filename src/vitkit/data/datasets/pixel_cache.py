@@ -151,10 +151,6 @@ class CachedSplit(Split):
     def __len__(self) -> int:
         return len(self.split)
 
-    @property
-    def is_remote(self) -> bool:
-        return self.split.is_remote
-
     def name(self, index: int) -> str:
         return self.split.name(index)
 
@@ -163,12 +159,6 @@ class CachedSplit(Split):
 
     def cache_keys(self) -> UInt64[np.ndarray, " N"]:
         return self.split.cache_keys()
-
-    def shards(self) -> Int64[np.ndarray, " N"] | None:
-        return self.split.shards()
-
-    def prefetch(self, indices: Int64[np.ndarray, " M"]) -> None:
-        self.split.prefetch(indices)
 
     def original(self) -> Split:
         # The wrapped split may be a wrapper, too.

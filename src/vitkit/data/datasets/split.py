@@ -98,11 +98,6 @@ class Split(ABC):
         """True if the decoded images are in memory: workers and caches make them no faster."""
         return False
 
-    @property
-    def is_remote(self) -> bool:
-        """True if the images come over the network, many of them in one file."""
-        return False
-
     def examine(self, index: int) -> tuple[UInt8[np.ndarray, "H W C"], Iterable[str]]:
         """Return one image as `read` does, and of `FILE_PROPERTIES` those that decoding changed.
 
@@ -114,19 +109,6 @@ class Split(ABC):
     def cache_keys(self) -> UInt64[np.ndarray, " N"]:
         """Return a key of each image's content for a `FileCache` (N,); 0 where there is none."""
         return np.zeros(len(self), np.uint64)
-
-    def shards(self) -> Int64[np.ndarray, " N"] | None:
-        """Return the number of the remote file that each image is in (N,); None for local images.
-
-        An epoch reads all images of one such file before those of the next.
-        """
-        return None
-
-    def prefetch(self, indices: Int64[np.ndarray, " M"]) -> None:  # noqa: B027 - optional
-        """Start to fetch the files that the images at `indices` need after the first of them.
-
-        Returns at once. The default does nothing.
-        """
 
     def original(self) -> Split:
         """Return the split that this one wraps, if any, else the split itself."""

@@ -11,12 +11,10 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
-from torch.utils.data import get_worker_info
 
 from vitkit.data.datasets.split import Split
 from vitkit.data.images.preprocess import normalise
-from vitkit.errors import SettingError
-from vitkit.randomness import hash64, permutation, permutation_by_group
+from vitkit.randomness import hash64, permutation
 from vitkit.spec import Preprocess
 
 
@@ -129,6 +127,7 @@ class PixelAugmentation(Protocol):
 AHEAD = 1 << 16
 """Images that are searched for the next shard."""
 MIXED = -2
+MIXED = -2
 """Key of the random numbers that mix the images of balanced classes."""
 
 
@@ -159,34 +158,23 @@ def sizes_of_epochs(sizes: Sequence[int], epochs: int) -> tuple[int, ...]:
 
 
 class EpochOrder:
-    """One permutation of all images; of those in remote shards, shard by shard.
+    """One permutation of all images.
 
     The order is that of the split, whether or not its pixels are read from a cache. With `balance`
     every class comes as often as any other, and images of the rare ones several times.
-
-    Raises:
-        SettingError: `balance` for images that come shard by shard.
     """
 
     def __init__(self, split: Split, seed: int, *, balance: bool = False) -> None:
         self._split = split
         self._seed = seed
         self._labels = split.labels if balance else None
-        self._shards = split.shards()
-        if self._shards is not None and balance:
-            raise SettingError(
-                "--balance needs images in any order, and these are read shard by shard from a "
-                "web server; download the shards, or leave out --balance"
-            )
 
     @lru_cache(maxsize=2)  # noqa: B019 - there is one order a run
     def __call__(self, epoch: int) -> Int64[np.ndarray, " N"]:
         """Return N indices of images in the split, in the order of this epoch."""
         if self._labels is not None:
             return balanced_order(self._seed, epoch, self._labels)
-        if self._shards is None:
-            return permutation(self._seed, epoch, len(self._split))
-        return permutation_by_group(self._seed, epoch, self._shards)
+        return permutation(self._seed, epoch, len(self._split))
 
     @lru_cache(maxsize=2)  # noqa: B019 - likewise
     def repeat_index(self, epoch: int) -> Int64[np.ndarray, " N"]:
@@ -201,15 +189,6 @@ class EpochOrder:
         repeats = np.empty_like(order)
         repeats[by_image] = np.arange(len(order)) - np.repeat(starts, lengths)
         return repeats
-
-    def prefetch(self, epoch: int, position: int) -> None:
-        """Start to fetch the shard that comes after the one read at a position of the order.
-
-        Worker processes do that; a thread of the main process would be alive when it forks.
-        """
-        # Near the end of an epoch there may be no next shard; the next epoch's is fetched later.
-        if self._shards is not None and get_worker_info() is not None:
-            self._split.prefetch(self(epoch)[position : position + AHEAD])
 
 
 def balanced_order(

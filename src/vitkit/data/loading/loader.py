@@ -153,10 +153,7 @@ class TrainingSteps(BatchSource):
         views += self.repeats * earlier[rows]
         if rounds.any():  # images repeated to fill the last batch have a separate view
             views += rounds * self.repeats * (earlier.max() + 1)
-        batch = self.variants(self.indices(step)[mine], epoch, views[mine])
-        # Only now: the shard of this batch is in the cache, and the next one may be fetched.
-        self._order.prefetch(epoch, int(positions[-1]) // self.repeats)
-        return batch
+        return self.variants(self.indices(step)[mine], epoch, views[mine])
 
     def variants(
         self,
@@ -346,7 +343,7 @@ def _watched(
                 reason = _describe_death(processes, 0.0 if late else EXIT_GRACE)
                 if stopped():
                     reason = "stopped"
-                elif looks >= MOST_LOOKS and not source.split.is_remote:
+                elif looks >= MOST_LOOKS:
                     reason = reason or (
                         f"no batch came for {looks * LOOK_EVERY:g} s; check that the disk or "
                         "network drive still responds"

@@ -23,7 +23,7 @@ from vitkit.data.datasets.build import POOL
 from vitkit.data.datasets.dataset import SPLIT_WORDS, Dataset
 from vitkit.data.datasets.splitting import is_hidden
 from vitkit.data.sources.image_folder import open_folder
-from vitkit.data.sources.shard_patterns import files_by_split
+from vitkit.data.sources.shards import files_by_split
 from vitkit.data.sources.tables import open_tables
 from vitkit.errors import DataError, MissingExtraError
 from vitkit.io.download import connections

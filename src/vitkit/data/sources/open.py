@@ -30,8 +30,7 @@ from vitkit.data.sources.huggingface import (
 from vitkit.data.sources.image_folder import open_folder
 from vitkit.data.sources.object_items import MapStyle
 from vitkit.data.sources.objects import kept, open_kept, read_object
-from vitkit.data.sources.remote_shards import is_remote, open_remote_webdataset
-from vitkit.data.sources.webdataset import WEBDATASET_PREFIX, open_webdataset
+from vitkit.data.sources.shards import WEBDATASET_PREFIX, open_webdataset
 from vitkit.errors import DataError
 from vitkit.io.results import MEMORY_PREFIX
 from vitkit.messages import did_you_mean, escape, nearest_parent
@@ -146,8 +145,7 @@ def _open_place(
     if isinstance(data, str) and data.startswith(HUB_PREFIX):
         return open_hub(data, ignore_extra_classes=ignore_extra_classes)
     if isinstance(data, str) and data.startswith(WEBDATASET_PREFIX):
-        opened = open_remote_webdataset if is_remote(data) else open_webdataset
-        return opened(data, ignore_extra_classes=ignore_extra_classes)
+        return open_webdataset(data, ignore_extra_classes=ignore_extra_classes)
     path = Path(os.path.expanduser(data))
     if not os.path.exists(path):
         name = escape(data)

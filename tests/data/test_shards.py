@@ -1,4 +1,4 @@
-"""Shards of tars: found, indexed once, read by place; hostile ones are only read, and refused."""
+"""Tar shards, local and remote: found, indexed once, read in place; hostile ones are refused."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ import json
 import os
 import tarfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from image_files import refusal
+from local_server import listening
 from PIL import Image
-from shards import as_tars, samples, write_tar
+from shards import CLASSES, as_tars, samples, train_briefly, write_tar
 
-from vitkit.data.sources import shard_patterns, webdataset
-from vitkit.data.sources.open import open_dataset
-from vitkit.data.sources.shard_patterns import expand, find_shards
-from vitkit.data.sources.webdataset import read_members
-from vitkit.errors import ImageError
+import vitkit
+from vitkit import open_dataset
+from vitkit.data.sources import shards as source
+
+pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
 
 
 def image(value: int) -> bytes:
@@ -36,36 +39,41 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
 
 
+def names(address: str) -> list[str]:
+    """The shards that are read, each of one pair of images."""
+    split = next(iter(open_dataset(address).splits.values()))
+    return [split.name(index).removesuffix("/0") for index in range(0, len(split), 2)]
+
+
 def test_braces_and_wildcards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_patterns, "MOST_SHARDS", 50)
+    monkeypatch.setattr(source, "MOST_SHARDS", 50)
     for name in ("a-08", "a-09", "a-10", "a-11", "b-09"):
-        write_tar(tmp_path / f"{name}.tar", PAIR)
-    shards = find_shards(f"{tmp_path}/{{a,b}}-{{09..09}}.tar")
-    assert [path.name for path in shards] == ["a-09.tar", "b-09.tar"]
-    shards = find_shards(f"{tmp_path}/a-{{08..11}}.tar")
-    assert [path.name for path in shards] == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
-    shards = find_shards(f"{tmp_path}/?-09.tar")
-    assert [path.name for path in shards] == ["a-09.tar", "b-09.tar"]
-    missing = refusal(f"wds:{tmp_path}/a-{{09..12}}.tar")
-    assert "a-12.tar: no such file, and 1 of 4 shards are not there" in missing
-    assert "the nearest folder that exists" in refusal(f"wds:{tmp_path}/c-*.tar")
+        write_tar(tmp_path / f"train-{name}.tar", PAIR)
+    for pattern, found in {
+        "train-{a,b}-{09..09}": ["a-09", "b-09"],
+        "train-a-{08..11}": ["a-08", "a-09", "a-10", "a-11"],
+        "train-?-09": ["a-09", "b-09"],
+        "train-{b-09,a-1{0..1}}": ["b-09", "a-10", "a-11"],
+    }.items():
+        assert names(f"wds:{tmp_path}/{pattern}.tar") == [f"train-{name}.tar" for name in found]
+    for pattern, message in {
+        "/train-a-{09..12}.tar": "a-12.tar: no such file, and 1 of 4 shards are not there",
+        "/c-*.tar": "the nearest folder that exists",
+        "": f"name the shards in it, such as wds:{tmp_path}/*.tar",
+        "/c-{1..7}-{0..999999999}.tar": "more than 50 shards",
+        "/c-{2..1}.tar": "{2..1} names no shard; the first number comes first: {1..2}",
+    }.items():
+        assert message in refusal(f"wds:{tmp_path}{pattern}")
     assert "~nobody-here/a.tar: no such file; the nearest" in refusal("wds:~nobody-here/a.tar")
-    assert f"name the shards in it, such as wds:{tmp_path}/*.tar" in refusal(f"wds:{tmp_path}")
-    assert "more than 50 shards" in refusal(f"wds:{tmp_path}/c-{{1..7}}-{{0..999999999}}.tar")
 
 
-def test_braces_in_braces_and_in_the_names_of_folders(tmp_path: Path) -> None:
+def test_braces_in_the_names_of_folders(tmp_path: Path) -> None:
     folder = tmp_path / "old [1] {a,b}"
     folder.mkdir()
-    names = ["train-0", "train-1", "val-7", "x[2]"]
-    for name in names:
+    for name in ("train-0", "train-1", "train-x[2]"):
         write_tar(folder / f"{name}.tar", PAIR)
-    shards = find_shards(f"{folder}/{{train-{{0..1}},val-7}}.tar")
-    assert [path.stem for path in shards] == names[:3]
-    assert [path.stem for path in find_shards(f"{folder}/t*.tar")] == names[:2]
-    assert [path.stem for path in find_shards(f"{folder}/x[2].tar")] == names[3:]
-    assert expand("a{b,c{1..2}{x,y}}d") == ["abd", "ac1xd", "ac1yd", "ac2xd", "ac2yd"]
-    assert expand("a{b-{0..1}") == ["a{b-0", "a{b-1"]
+    assert names(f"wds:{folder}/train-{{0..1}}.tar") == ["train-0.tar", "train-1.tar"]
+    assert names(f"wds:{folder}/train-x[2].tar") == ["train-x[2].tar"]
 
 
 @pytest.mark.parametrize("label", ["cls", "txt", "json"])
@@ -105,7 +113,7 @@ def test_long_names_in_every_format(tmp_path: Path, form: int) -> None:
     entries = [(f"{long}/{name}", content) for name, content in PAIR]
     path = write_tar(tmp_path / "train.tar", entries, format=form)
     with path.open("rb") as file:
-        members = [(m.name, m.offset, m.size) for m in read_members(file, path.name).files]
+        members = [tuple(member) for member in source.read_members(file, path.name)[0]]
     with tarfile.open(path) as tar:
         assert members == [(m.name, m.offset_data, m.size) for m in tar.getmembers()]
     dataset = open_dataset(f"wds:{path}")
@@ -157,10 +165,10 @@ def changed(path: Path, at: int, content: bytes, fix: bool = True) -> Path:
     [
         (124, b"77777777777\0", "claims 8,589,934,591 bytes, but only"),
         (124, b"\x80" + b"\0" * 3 + b"\xff" * 8, "claims 18,446,744,073,709,551,615 bytes"),
-        (124, b"\xff" * 12, "damaged one (byte 0): a size of -1 bytes"),
-        (124, b"-0000000001\0", "damaged one (byte 0): a size of -1 bytes"),
-        (124, b"garbage!!!!\0", "damaged one (byte 0): invalid header"),
-        (156, b"x", "damaged one (byte 0): no pax record"),
+        (124, b"\xff" * 12, "damaged one: a size of -1 bytes"),
+        (124, b"-0000000001\0", "damaged one: a size of -1 bytes"),
+        (124, b"garbage!!!!\0", "damaged one: invalid header"),
+        (156, b"x", "damaged one: no pax record"),
         (156, b"D", "sample '0': expected one image, got 0 among cls"),
     ],
 )
@@ -176,11 +184,10 @@ def test_what_follows_the_end_is_never_lost_in_silence(tmp_path: Path) -> None:
     whole = path.read_bytes()
     hole = 2 * 1024  # of the third entry
     path.write_bytes(whole[:hole] + bytes(512) + whole[hole + 512 :])
-    assert f"zeros at byte {hole:,}, but there is more at byte {hole + 512:,}" in refusal(
-        f"wds:{path}"
-    )
+    expected = f"byte {hole:,}: zeros, but there is more at byte {hole + 512:,}"
+    assert expected in refusal(f"wds:{path}")
     path.write_bytes(whole + whole)
-    assert "joined by cat: join them by tar --concatenate" in refusal(f"wds:{path}")
+    assert "joined by cat, join them by tar --concatenate" in refusal(f"wds:{path}")
     path.write_bytes(whole + bytes(3_000_000))  # padding is no entry
     assert len(open_dataset(f"wds:{path}").splits["train"]) == 2
 
@@ -209,11 +216,11 @@ def test_files_that_are_no_tars(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "train.tar", PAIR)
     raw = path.read_bytes()
     changed(path, 0, b"other", fix=False)
-    assert "not a tar file, or a damaged one (byte 0): bad checksum" in refusal(f"wds:{path}")
+    assert "not a tar file, or a damaged one: bad checksum" in refusal(f"wds:{path}")
     path.write_bytes(raw[:560])
     assert "bytes, but only 48 follow" in refusal(f"wds:{path}")
     path.write_bytes(raw[: 4 * 1024])
-    assert "ends without the empty block" in refusal(f"wds:{path}")
+    assert "no empty block closes the tar" in refusal(f"wds:{path}")
     path.write_bytes(raw[:1030])
     assert "damaged at byte 1,024: truncated header" in refusal(f"wds:{path}")
     flipped = bytearray(raw)
@@ -261,25 +268,21 @@ def test_samples_that_are_not_whole(
 def test_a_shard_is_indexed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_tar(tmp_path / "train.tar", PAIR)
     first = open_dataset(f"wds:{path}")
-    looked: list[Path] = []
+    indexed: list[str] = []
 
-    def count(shard: Path) -> object:
-        looked.append(shard)
-        return index(shard)
+    def count(file: Any, where: str) -> Any:
+        indexed.append(where)
+        return read(file, where)
 
-    index = webdataset.index_shard
-    monkeypatch.setattr(webdataset, "index_shard", count)
+    read = source.read_members
+    monkeypatch.setattr(source, "read_members", count)
     assert open_dataset(f"wds:{path}").fingerprint == first.fingerprint
-    assert looked == []
+    assert indexed == []
     stamp = path.stat()
     other = [(name, content.replace(b"b", b"c")) for name, content in PAIR]
     os.utime(write_tar(path, other), ns=(0, stamp.st_mtime_ns + 1))
     assert open_dataset(f"wds:{path}").classes == ("a", "c")
-    assert looked == [path]
-    (damaged,) = (tmp_path / "cache" / "indexes").glob("*.npz")
-    damaged.write_bytes(damaged.read_bytes()[:-40])
-    assert open_dataset(f"wds:{path}").classes == ("a", "c")
-    assert looked == [path, path]
+    assert indexed == [str(path)]
 
 
 def test_a_shard_that_changes_while_in_use_is_named(tmp_path: Path) -> None:
@@ -287,10 +290,10 @@ def test_a_shard_that_changes_while_in_use_is_named(tmp_path: Path) -> None:
     split = open_dataset(f"wds:{path}").splits["train"]
     split.read(0)
     write_tar(path, PAIR[2:])
-    with pytest.raises(ImageError, match="the shard was changed after it was opened"):
+    with pytest.raises(vitkit.ImageError, match="the shard was changed after it was opened"):
         split.read(0)
     path.unlink()
-    with pytest.raises(ImageError, match=r"train\.tar/0: missing"):
+    with pytest.raises(vitkit.ImageError, match=r"train\.tar/0: missing"):
         split.read(0)
 
 
@@ -301,3 +304,78 @@ def test_a_cache_that_cannot_be_written_only_costs_time(
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "file" / "below"))
     dataset = open_dataset(f"wds:{write_tar(tmp_path / 'train.tar', PAIR)}")
     np.testing.assert_array_equal(dataset.splits["train"].labels, [0, 1])
+
+
+@pytest.fixture
+def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
+    """The files of a web server; `address` is where they are, `asked` has its requests."""
+    as_tars(tmp_path / "here", samples())
+    files = {path.name: path.read_bytes() for path in (tmp_path / "here").iterdir()}
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+
+    def answer(request: Any) -> None:
+        name = request.path.rpartition("/")[2]
+        files["asked"] += f"{name} ".encode()
+        request.send_response(200 if name in files else 404)
+        request.send_header("Content-Length", str(len(files.get(name, b""))))
+        request.end_headers()
+        request.wfile.write(files.get(name, b""))
+
+    with listening(answer) as address:
+        files |= {"address": f"wds:{address}/set".encode(), "asked": b""}
+        yield files
+
+
+ASKED = ("train-0000.tar", "train-0001.tar", "val-0000.tar", "test-0000.tar")
+NAMES = "{train-0000,train-0001,val-0000,test-0000}.tar"
+
+
+def test_remote_shards_are_downloaded_once_and_are_the_same_data(
+    remote: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = f"{remote['address'].decode()}/{NAMES}"
+    here, there = open_dataset(f"wds:{tmp_path}/here/{NAMES}"), open_dataset(address)
+    assert there.classes == CLASSES
+    assert there.fingerprint == here.fingerprint
+    assert there.splits["val"].name(2) == here.splits["val"].name(2) == "val-0000.tar/val/0-2"
+    np.testing.assert_array_equal(there.splits["val"].read(2), here.splits["val"].read(2))
+    assert "4 remote shards of" in there.notes[-1]
+    assert str(tmp_path / "cache") in there.notes[-1]
+    assert remote["asked"].decode().split() == [*ASKED]
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    runs = [train_briefly(data, tmp_path / name) for name, data in
+            (("a", address), ("b", f"wds:{tmp_path}/here/{NAMES}"))]  # fmt: skip
+    one, other = (vitkit.load(run.last).model.state_dict() for run in runs)
+    assert all((other[key] == value).all() for key, value in one.items())
+    assert len(remote["asked"].split()) == 4
+
+
+def test_a_download_that_is_no_shard_is_not_kept(remote: dict[str, bytes]) -> None:
+    address = f"{remote['address'].decode()}/train-0000.tar"
+    good, remote["train-0000.tar"] = remote["train-0000.tar"], b"<html>sign in</html>"
+    message = refusal(address)
+    assert "set/train-0000.tar: not a tar file" in message
+    assert message.endswith("; the next run downloads it again")
+    remote["train-0000.tar"] = good
+    assert len(open_dataset(address).splits["train"]) == 9
+
+
+def test_what_cannot_be_fetched_is_named(
+    remote: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = remote["address"].decode()
+    assert "set/train-0002.tar: the server answered 404" in refusal(
+        f"{base}/train-{{0001..0002}}.tar"
+    )
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "HF_HUB_OFFLINE forbids downloading it" in refusal(f"{base}/val-0000.tar")
+    for address, message in {
+        "pipe:curl https://host/train-{0..9}.tar": "commands are not run",
+        "s3://bucket/train-{0..9}.tar": "expected an https:// address",
+        "http://host/train-{0..9}.tar": "expected an https:// address",
+        "file:///etc/train-{0..9}.tar": "expected an https:// address",
+        "https://[host/train-{0..9}.tar": "not a valid address",
+        "https://host/train-*.tar": "a web server does not list its files",
+    }.items():
+        assert message in refusal(f"wds:{address}")
