@@ -90,7 +90,7 @@ class Shard(NamedTuple):
     path: Path
     stamp: tuple[int, int]
     """Its size and time of change when it was indexed."""
-    index: Index
+    contents: Index
 
 
 def _downloaded(pattern: str) -> list[Shard]:
@@ -176,11 +176,11 @@ class TarStore(Store):
 
     def name(self, number: int) -> str:
         shard = self.shards[self.shard[number]]
-        return f"{shard.name}/{shard.index.texts['keys'][self.row[number]]}"
+        return f"{shard.name}/{shard.contents.texts['keys'][self.row[number]]}"
 
     def encoded(self, number: int) -> bytes:
         shard = self.shards[self.shard[number]]
-        offset, size = shard.index.arrays["places"][self.row[number]].tolist()
+        offset, size = shard.contents.arrays["places"][self.row[number]].tolist()
         try:
             # Opened for each image: it takes microseconds, and no file is shared between threads.
             with shard.path.open("rb", buffering=0) as file:
@@ -202,9 +202,9 @@ def _part(shards: Sequence[Shard]) -> NamedImages:
     digests: list[bytes] = []
     rows: list[np.ndarray] = []
     for shard in shards:
-        labels += shard.index.texts["labels"]
-        digests += map(bytes, shard.index.arrays["digests"])
-        rows.append(np.arange(len(shard.index.texts["keys"])))
+        labels += shard.contents.texts["labels"]
+        digests += map(bytes, shard.contents.arrays["digests"])
+        rows.append(np.arange(len(shard.contents.texts["keys"])))
     numbers = np.repeat(np.arange(len(rows)), [*map(len, rows)])
     store = TarStore(tuple(shards), numbers, np.concatenate(rows))
     # The labels are numbered by `assemble`, when the classes of all shards are known.
@@ -216,7 +216,7 @@ def _notes_on_ignored(shards: Sequence[Shard]) -> list[str]:
     """Return a line on the members of the shards that are not read, if there are any."""
     totals = Counter[str]()
     for shard in shards:
-        totals.update(shard.index.texts["ignored"])
+        totals.update(shard.contents.texts["ignored"])
     del totals["folders"]  # every tar of a folder has folder entries
     if not totals:
         return []
