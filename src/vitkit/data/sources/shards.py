@@ -105,7 +105,7 @@ def _downloaded(pattern: str) -> list[Shard]:
         )
     shards = []
     for address in expand(pattern):
-        path = fetch(address)
+        path = fetch_data(address)
         name = unquote(urlsplit(address).path).rpartition("/")[2]
         try:
             shards.append(_indexed(path, escape(address), name))
@@ -115,7 +115,7 @@ def _downloaded(pattern: str) -> list[Shard]:
     return shards
 
 
-def fetch(address: str, sha256: str = "") -> Path:
+def fetch_data(address: str, sha256: str = "") -> Path:
     """Return the file at a web address as `download` does, for data.
 
     Raises:
