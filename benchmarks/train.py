@@ -37,13 +37,12 @@ from vitkit.data.loading.batch import Batch
 from vitkit.data.loading.loader import batches
 from vitkit.models.presets import preset
 from vitkit.models.vit import ViT
-from vitkit.training.callbacks import Stop
+from vitkit.process import StopFlag
+from vitkit.training.callbacks import ReportProgress, Stop
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.interrupts import StopFlag
 from vitkit.training.monitoring.run_log import RunLog
 from vitkit.training.optimization.optimizers import make_optimizer
 from vitkit.training.plan import Plan
-from vitkit.training.reporting import ReportProgress
 from vitkit.training.run_folder import RunFolder
 from vitkit.training.saving import Save
 from vitkit.training.state.registry import ModelPart, OptimizerPart, Registry

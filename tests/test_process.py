@@ -5,21 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import platform
-import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from vitkit import cli, process
-from vitkit.process import (
-    SPINCOUNT,
-    available_cores,
-    shorten_spinning,
-    uncollected_imports,
-)
+from vitkit.process import SPINCOUNT, available_cores, shorten_spinning, uncollected_imports
 
 PROGRAM = """
 import os, sys
@@ -97,31 +89,6 @@ def test_a_user_s_own_setting_wins(own: dict[str, str]):
     environment = dict(own)
     shorten_spinning(environment)
     assert environment == own
-
-
-def test_a_ctrl_c_that_a_library_drops_is_no_internal_error(monkeypatch, capsys):
-    """numpy, imported by torch, turns it into an `ImportError`."""
-
-    def run(arguments: list[str]) -> None:
-        try:
-            os.kill(os.getpid(), signal.SIGINT)
-        except KeyboardInterrupt:
-            raise ImportError("cannot load module more than once per process") from None
-
-    module = SimpleNamespace(run=run, describe=None)
-    monkeypatch.setattr(cli, "import_module", lambda name: module)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    monkeypatch.setattr(process, "INTERRUPTS", cli.INTERRUPTS)
-    try:
-        assert cli.run(["train", "photos"]) == 1  # a real failure of an import
-        assert "internal error" in capsys.readouterr().err
-        process.remember_interrupts()
-        assert cli.run(["train", "photos"]) == 130
-        message = "vitkit: stopped by SIGINT before training began; no run was changed\n"
-        assert capsys.readouterr().err == message
-    finally:
-        signal.signal(signal.SIGINT, before)
-        cli.INTERRUPTS.clear()
 
 
 V1 = {"cpu.cfs_quota_us": "150000\n", "cpu.cfs_period_us": "100000\n"}

@@ -134,7 +134,7 @@ def test_importing_is_silent_and_brings_no_heavy_library():
     code = (
         "import sys, vitkit, vitkit.models.presets\n"
         "vitkit.load\n"
-        "heavy = {'ignite', 'matplotlib', 'tensorboard', 'tyro', 'kornia', 'torchvision',\n"
+        "heavy = {'matplotlib', 'tensorboard', 'tyro', 'kornia', 'torchvision',\n"
         "         'huggingface_hub', 'torch._dynamo'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
@@ -250,11 +250,11 @@ def test_an_error_of_the_user_waits_for_no_library_that_it_does_not_need(with_to
         "inspect": [],
     }.get(verb, [])
     operand = {"inspect": [], "eval": ["digits"], "convert": ["out"]}.get(verb, [__file__])
-    heavy = ("torch._dynamo", "ignite", "kornia", "matplotlib", "tensorboard", "torchvision")
+    heavy = ("torch._dynamo", "kornia", "matplotlib", "tensorboard", "torchvision")
     command = [verb, "no-such.safetensors", *operand, *arguments]
     assert with_torch.imported(command, *heavy) == (2, [])
 
 
 def test_a_wrong_folder_of_images_does_not_wait_for_the_training_loop(with_torch):
-    heavy = ("torch._dynamo", "ignite", "kornia", "matplotlib", "torchvision")
+    heavy = ("torch._dynamo", "kornia", "matplotlib", "torchvision")
     assert with_torch.imported(["train", "no-such-folder"], *heavy) == (2, [])

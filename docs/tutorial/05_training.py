@@ -232,8 +232,8 @@ _ = figure.tight_layout()
 # %% [markdown]
 # ## The same with vitkit
 #
-# `vitkit.train`, or the command `vitkit train digits --recipe digits`, is an Ignite engine with its
-# handlers attached: the curves, the best weights, a state to resume from, a report. A *recipe* is a
+# `vitkit.train`, or the command `vitkit train digits --recipe digits`, is the loop by hand with such
+# handlers called at its events: the curves, the best weights, a state to resume from, a report. A *recipe* is a
 # set of choices with a name: model, optimizer, rate, changes to the images. This is what its first
 # batch looks like; the recipe shifts each image by at most one pixel:
 

@@ -7,13 +7,11 @@ functions communicates.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -22,19 +20,21 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from vitkit import errors
-from vitkit.errors import DeviceError, Interrupted, VitkitError
+from vitkit.errors import DeviceError, VitkitError
 
 Decision = TypeVar("Decision")
 LONG_TIMEOUT = timedelta(hours=1)
 """Time-out of the other ranks while rank 0 reads data, runs a trial, or writes."""
 EXCHANGE = "VITKIT_EXCHANGE"
-"""Variable with the folder in which launched processes write their step and their result."""
-STEPS_FILE = "steps"
-"""File in that folder: the last step of each rank."""
+"""Variable with the folder that the processes of `--devices` share with their launcher."""
 RUN_FILE = "run"
 """File in that folder: the path of the run folder."""
-STEP_RECORD = struct.Struct("<q")
+LOST_CONTACT_WORDS = ("third_party/gloo", "Connection closed by peer", "NCCL error")
+"""Words in the messages of gloo and NCCL about a process that ended; gloo has no class for them."""
+
+
+class LostContact(VitkitError):
+    """A process of the run that does not answer; the cause is in that process's own error."""
 
 
 @dataclass
@@ -56,7 +56,6 @@ class ProcessGroup:
     local_size: int = 1
     group: dist.ProcessGroup | None = None
     step: int = 0
-    _steps: int | None = field(default=None, repr=False)
 
     @property
     def is_main(self) -> bool:
@@ -109,31 +108,21 @@ class ProcessGroup:
         """Call a function on rank 0 alone and return its result on every rank.
 
         Args:
-            decide: returns a JSON value; a `VitkitError` that it raises is raised on every rank.
+            decide: returns a value that can be pickled; a `VitkitError` that it raises is raised on
+                every rank.
         """
         if self.size == 1:
             return decide()
-        if not self.is_main:
-            document = json.loads(_receive())
-            if "error" in document:
-                raise error_from_json(document["error"])
-            value: Decision = document["value"]
-            return value
-        try:
-            value = decide()
-        except VitkitError as error:
-            # the other ranks wait for a message, also after a failure
-            _send(json.dumps({"error": error_to_json(error)}))
-            raise
-        _send(json.dumps({"value": value}))
-        return value
-
-    def record_step(self, step: int) -> None:
-        """Record the last finished step, also in the launcher's file of steps."""
-        self.step = step
-        if self._steps is not None:
-            # one record for each rank, at its place
-            os.pwrite(self._steps, STEP_RECORD.pack(step), STEP_RECORD.size * self.rank)
+        answer: list[Any] = [None]
+        if self.is_main:
+            try:
+                answer = [decide()]
+            except VitkitError as error:
+                answer = [error]  # the other ranks wait for an answer, also after a failure
+        dist.broadcast_object_list(answer)
+        if isinstance(answer[0], VitkitError):
+            raise answer[0]
+        return cast(Decision, answer[0])
 
     def announce(self, run: Path) -> None:
         """Write the path of the run folder for the launcher."""
@@ -168,33 +157,24 @@ def join_process_group(device: torch.device, timeout: float) -> Iterator[Process
             local_rank=int(os.environ.get("LOCAL_RANK", rank)),
             local_size=int(os.environ.get("LOCAL_WORLD_SIZE", size)),
             group=dist.new_group(timeout=timedelta(seconds=timeout)),
-            _steps=_steps_file(),
         )
         if device.type == "cuda":
             torch.cuda.set_device(world.device(device))
         yield world
         world.all_reduce_sum(torch.zeros(1))  # a barrier: no rank ends while another needs it
     except (RuntimeError, ConnectionError) as error:
-        if not _is_lost_contact(error):
+        words = str(error)
+        if not isinstance(error, dist.DistError) and not any(
+            known in words for known in LOST_CONTACT_WORDS
+        ):
             raise
         step = world.step if world else 0
         raise LostContact(
             f"rank {rank} on {socket.gethostname()}, after step {step}: another process has "
             f"ended or has not answered for {timeout:g} s; resume with --resume "
-            f"({str(error).splitlines()[0][:200]})"
+            f"({words.splitlines()[0][:200]})"
         ) from error
-    finally:
-        if world is not None and world._steps is not None:
-            os.close(world._steps)
     dist.destroy_process_group()
-
-
-LOST_CONTACT_WORDS = ("third_party/gloo", "Connection closed by peer", "NCCL error")
-"""Words in the messages of gloo and NCCL about a process that ended."""
-
-
-class LostContact(VitkitError):
-    """A process of the run that does not answer; the cause is in that process's own error."""
 
 
 def has_rank() -> bool:
@@ -205,53 +185,6 @@ def has_rank() -> bool:
 def is_launched() -> bool:
     """Return True if `--devices` started this process; the launcher then prints for all."""
     return EXCHANGE in os.environ
-
-
-def _is_lost_contact(error: BaseException) -> bool:
-    """Return True for the errors of a lost process; gloo has no class for them."""
-    if isinstance(error, dist.DistError):
-        return True
-    message = str(error)
-    return any(words in message for words in LOST_CONTACT_WORDS)
-
-
-def error_to_json(error: VitkitError) -> dict[str, Any]:
-    """Return an error as JSON values."""
-    kind = type(error).__name__
-    return {"kind": kind, "text": str(error), "signum": getattr(error, "signum", None)}
-
-
-def error_from_json(document: dict[str, Any]) -> VitkitError:
-    """Return the error of such JSON values; an unknown kind is a `VitkitError`."""
-    kind = getattr(errors, document["kind"], VitkitError)
-    if kind is Interrupted:
-        return Interrupted(document["signum"], document["text"])
-    if kind is errors.ImageError:
-        kind = errors.DataError  # the fields of an `ImageError` cannot be parsed from its text
-    error: VitkitError = kind(document["text"])
-    return error
-
-
-def _send(text: str) -> None:
-    content = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-    # the length first: the receivers must allocate the buffer
-    dist.broadcast(torch.tensor([len(content)]), 0)
-    dist.broadcast(content, 0)
-
-
-def _receive() -> bytes:
-    length = torch.zeros(1, dtype=torch.int64)
-    dist.broadcast(length, 0)
-    content = torch.zeros(int(length), dtype=torch.uint8)
-    dist.broadcast(content, 0)
-    return content.numpy().tobytes()
-
-
-def _steps_file() -> int | None:
-    folder = os.environ.get(EXCHANGE)
-    if folder is None:
-        return None
-    return os.open(Path(folder) / STEPS_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def is_sharded(tensor: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Process-wide settings: cores, memory, threads, fast imports, and a record of Ctrl-C.
+"""Process-wide settings: cores, memory, threads, fast imports; the signals that stop a run.
 
 The command line applies them to itself and to the processes that it starts, and torch's engines
 keep freed memory. A script that imports vitkit decides for itself; `docs/benchmarks.md` lists the
@@ -14,10 +14,14 @@ import os
 import signal
 import sys
 import sysconfig
-from collections.abc import Iterator, MutableMapping
+import threading
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from typing import Any, NoReturn
+
+from vitkit.errors import Interrupted
 
 SPINCOUNT = "1000"
 """Iterations that a thread of GNU OpenMP (libgomp) spins before it sleeps.
@@ -36,24 +40,6 @@ KEPT_BYTES = 2**30
 """Free memory at the end of the heap that is kept, and the size from which a block is returned."""
 OLD_KEPT_BYTES = 2**25
 """The largest such block for older versions of glibc."""
-INTERRUPTS: list[int] = []
-"""Every Ctrl-C since `remember_interrupts`."""
-
-
-def remember_interrupts() -> None:
-    """Note each Ctrl-C in `INTERRUPTS`, beside the exception that it raises.
-
-    Some libraries drop an exception that comes while they are imported, and fail with another one
-    later. Where Ctrl-C is ignored, as in a background job, it stays ignored.
-    """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, note_interrupt)
-
-
-def note_interrupt(signum: int, frame: FrameType | None) -> None:
-    """Handle a Ctrl-C: note it, and raise `KeyboardInterrupt`."""
-    INTERRUPTS.append(signum)
-    signal.default_int_handler(signum, frame)
 
 
 def shorten_spinning(environment: MutableMapping[str, str]) -> None:
@@ -163,3 +149,88 @@ def uncollected_imports() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+# Signals that stop a run, as a flag or as an exception. Phases without intermediate state are
+# interrupted immediately, by `Interrupted`.
+
+SIGNAL_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+"""Signals that stop a run, where the system has them.
+
+SIGINT: Ctrl-C; SIGTERM: the end of a job; SIGHUP: the terminal or the connection is closed;
+SIGUSR1: the warning of Slurm before a time limit.
+"""
+
+
+@dataclass
+class StopFlag:
+    """A request to stop.
+
+    Attributes:
+        signum: the signal that arrived, or `None`.
+    """
+
+    signum: int | None = None
+
+
+@contextmanager
+def _signals_handled_by(handle: Callable[[int], None]) -> Iterator[dict[int, Any]]:
+    """Call a function on a signal while the block runs; yields the handlers of before.
+
+    Outside the main thread nothing is caught, because Python does not allow it there.
+    """
+    before = dict[int, Any]()
+    if threading.current_thread() is threading.main_thread():
+        for name in SIGNAL_NAMES:
+            signum = getattr(signal, name, None)
+            # a hang-up that is ignored already, as by `nohup`, stays ignored
+            if signum is not None and (
+                name != "SIGHUP" or signal.getsignal(signum) is not signal.SIG_IGN
+            ):
+                before[signum] = signal.signal(signum, lambda signum, frame: handle(signum))
+    try:
+        yield before
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _raise_interrupted(signum: int, how: str, hint: Callable[[], str] | None) -> NoReturn:
+    end = "" if hint is None else f"; {hint()}"
+    raise Interrupted(signum, f"stopped {how}{signal.Signals(signum).name}{end}")
+
+
+@contextmanager
+def stop_on_signal(hint: Callable[[], str] | None = None) -> Iterator[StopFlag]:
+    """Catch signals while the block runs; a second one raises `Interrupted` at once.
+
+    A signal that the block did not handle is passed to the handler that was installed before.
+
+    Args:
+        hint: returns a line on what can be resumed, for the error.
+    """
+    flag = StopFlag()
+
+    def handle(signum: int) -> None:
+        if flag.signum is not None:
+            _raise_interrupted(signum, "at once by a second signal, ", hint)
+        flag.signum = signum
+
+    with _signals_handled_by(handle) as before:
+        yield flag
+    # The block ended without an error: the signal came too late, or there are no steps.
+    if flag.signum is not None:
+        outer = before.get(flag.signum)
+        if callable(outer) and outer is not signal.default_int_handler:
+            outer(flag.signum, None)
+
+
+@contextmanager
+def raise_on_signal(hint: Callable[[], str] | None = None) -> Iterator[None]:
+    """Raise `Interrupted` on a signal in the block, except inside a `stop_on_signal`.
+
+    Args:
+        hint: returns a line on what can be resumed, for the error.
+    """
+    with _signals_handled_by(lambda signum: _raise_interrupted(signum, "by ", hint)):
+        yield

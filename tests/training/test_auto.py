@@ -18,11 +18,11 @@ from vitkit.data.datasets.dataset import ArraySplit
 from vitkit.data.datasets.splitting import with_validation
 from vitkit.data.sources.open import open_dataset
 from vitkit.errors import Interrupted, NonFiniteError, SettingError
+from vitkit.process import raise_on_signal, stop_on_signal
 from vitkit.training import auto as search
 from vitkit.training.callbacks import Deadline
 from vitkit.training.config.merging import read_yaml
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.interrupts import raise_on_signal, stop_on_signal
 from vitkit.training.setup.defaults import (
     SIZES,
     ImageStatistics,

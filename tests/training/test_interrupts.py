@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
-import warnings
-from pathlib import Path
 
 import pytest
 import torch
 from training.faulty import at, on
-from training.tiny_runs import TINY, end_of, run
+from training.tiny_runs import end_of, run
 
 import vitkit
-from vitkit.errors import (
-    Interrupted,
-    exit_code,
-)
+from vitkit.errors import exit_code
+from vitkit.process import stop_on_signal
 from vitkit.training import run as run_evaluation
-from vitkit.training.interrupts import raise_on_signal, stop_on_signal
-from vitkit.training.trainer import Trainer
 
 
 def sigterm(of_what: object) -> None:
@@ -41,7 +34,7 @@ def test_a_signal_ends_validation_and_the_test_after_the_batch(tmp_path, monkeyp
     for target, batches in (("val", 2), ("test", 9 + 2)):
         read.clear()
         with pytest.raises(
-            Interrupted, match="stopped at step 10 of 10; everything is saved"
+            vitkit.Interrupted, match="stopped at step 10 of 10; everything is saved"
         ) as stop:
             run(tmp_path / "run", on(after_evaluation_batch=during_split), resume="auto", **short)
         assert exit_code(stop.value) == 143
@@ -64,7 +57,7 @@ def killing(logits: torch.Tensor, labels: torch.Tensor) -> float:
 def test_a_probe_that_a_signal_stops_promises_nothing(tmp_path):
     short = {"epochs": 1, "warmup_epochs": 0.5, "max_steps": 1}
     weights = run(tmp_path / "run", **short).last
-    with pytest.raises(Interrupted) as stop:
+    with pytest.raises(vitkit.Interrupted) as stop:
         vitkit.train(
             "digits", output=tmp_path / "probe", probe="linear", pretrained=weights,
             metrics=[killing], quiet=True, device="cpu", plots=False, report=False,
@@ -79,7 +72,7 @@ def test_a_closed_terminal_and_slurm_s_warning_are_signals_too(tmp_path, signum)
     before = signal.signal(signum, signal.SIG_DFL)  # the tests may run under nohup
     try:
         with pytest.raises(
-            Interrupted, match="stopped at step 4 of 30; everything is saved"
+            vitkit.Interrupted, match="stopped at step 4 of 30; everything is saved"
         ) as stop:
             run(tmp_path / "run", signalled)
     finally:
@@ -97,54 +90,17 @@ def test_what_nohup_ignores_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.parametrize("caught", [stop_on_signal, raise_on_signal])
-def test_a_signal_to_a_fork_is_left_to_its_parent(caught):
-    """A loader process has these handlers until it installs its own."""
-    with caught():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads
-            child = os.fork()
-        if not child:
-            code = 1
-            try:
-                os.kill(os.getpid(), signal.SIGTERM)
-                code = 0
-            finally:
-                os._exit(code)
-        assert os.waitpid(child, 0)[1] == 0
+def test_a_second_ctrl_c_leaves_at_once_with_one_line(tmp_path):
+    """Within the step; the state of the steps before is the newest."""
 
-
-def interrupted_twice(output: Path, complaints: Path, *, as_object: bool) -> None:
-    """A run with loader processes that Ctrl-C reaches twice in one step, as a process group."""
-    os.setpgid(0, 0)
-    os.dup2(os.open(complaints, os.O_WRONLY | os.O_CREAT), 2)
-
-    def twice(trainer: Trainer) -> None:
+    def twice(trainer: vitkit.Trainer) -> None:
         for _ in range(2):
-            os.killpg(0, signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
 
-    if as_object:
-        settings = TINY | {"save_every": 5, "workers": 2}
-        vitkit.train("digits", output=output, callbacks=[at(7, twice)()], **settings)
-    else:
-        run(output, at(7, twice), workers=2)
-
-
-@pytest.mark.parametrize("as_object", [False, True])
-def test_ctrl_c_twice_leaves_at_once_with_one_line(tmp_path, as_object):
-    output, complaints = tmp_path / "run", tmp_path / "complaints"
-    fork = multiprocessing.get_context("fork")
-    process = fork.Process(
-        target=interrupted_twice, args=(output, complaints), kwargs={"as_object": as_object}
-    )
-    process.start()
-    process.join()
-    assert process.exitcode == 130
-    how = f"with: vitkit train --resume {output}"
-    if as_object:
-        call = f"vitkit.train(data, resume={str(output)!r}, callbacks=...)"
-        how = f"with the same objects: {call}"
-    assert complaints.read_text() == (
-        f"vitkit: stopped at once by a second signal, SIGINT; the newest state is {output}/state/"
-        f"step-00000005, resume {how}\n"
+    with pytest.raises(vitkit.Interrupted) as stop:
+        run(tmp_path / "run", at(7, twice), workers=2)
+    assert exit_code(stop.value) == 130
+    assert str(stop.value) == (
+        f"stopped at once by a second signal, SIGINT; the newest state is {tmp_path}/run/state/"
+        f"step-00000005, resume with: vitkit train --resume {tmp_path}/run"
     )

@@ -50,18 +50,6 @@ def test_the_bar_cuts_neither_steps_nor_the_time_left_on_80_columns(monkeypatch,
     assert "\N{HORIZONTAL ELLIPSIS}" not in shown
 
 
-def test_a_terminal_without_a_width_ends_no_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("COLUMNS", "0")
-    monkeypatch.setattr(terminal, "REFRESH", 0.0)
-    train(tmp_path / "run", quiet=False, max_steps=2)
-    printed = capsys.readouterr().out.splitlines()
-    assert any("ended after 2 steps" in line for line in printed)
-    (first,) = [line for line in printed if "model: 13,834 parameters" in line]
-    assert first.endswith("MLP width 128, 1 block,")  # the rest is on the next line
-
-
 def test_a_file_name_is_printed_as_it_is(capsys):
     """Colons around a word are not the name of an emoji."""
     terminal.Display(total=1, done=0, quiet=False).print("skipped photos/:cat:/[bold]1.jpg")

@@ -10,7 +10,7 @@ import pytest
 from training.faulty import stopping_at
 from training.logged_runs import curves, train
 
-from vitkit.errors import Interrupted, MissingExtraError
+import vitkit
 
 
 class Service:
@@ -29,18 +29,16 @@ class Service:
 
     def begin(self, **settings) -> SimpleNamespace:
         self.began.append(settings)
-        return SimpleNamespace(info=SimpleNamespace(run_id="m-1"))
+        return SimpleNamespace(id="w-1", info=SimpleNamespace(run_id="m-1"))
 
 
 @pytest.fixture
 def service(monkeypatch) -> Service:
     made, wandb, mlflow = Service(), ModuleType("wandb"), ModuleType("mlflow")
     wandb.Error = type("Error", (Exception,), {})
-    wandb.run = SimpleNamespace(id="w-1")
     wandb.init, wandb.log = made.begin, made.tell
     wandb.finish = lambda exit_code: made.ended.append(exit_code)
     mlflow.MlflowException = type("MlflowException", (Exception,), {})
-    mlflow.active_run = lambda: "the run that was started"
     mlflow.start_run, mlflow.log_metrics = made.begin, made.tell
     mlflow.log_params = lambda settings: made.began.append(settings)
     mlflow.end_run = made.ended.append
@@ -66,7 +64,7 @@ def test_a_service_gets_the_curves(tmp_path, service, name, end):
 @pytest.mark.parametrize(("name", "key", "known"), [("wandb", "id", "w-1"),
                                                     ("mlflow", "run_id", "m-1")])  # fmt: skip
 def test_a_resumed_run_is_the_same_run_to_a_service(tmp_path, service, name, key, known):
-    with pytest.raises(Interrupted):
+    with pytest.raises(vitkit.Interrupted):
         train(tmp_path / "run", callback=stopping_at(15), logger=(name,))
     assert service.ended in ([1], ["FAILED"])
     first, *_ = service.began
@@ -86,6 +84,16 @@ def test_a_service_that_fails_ends_no_run(tmp_path, service):
 
 def test_a_service_that_is_not_installed_is_named_before_anything_is_done(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(MissingExtraError, match="--logger mlflow: mlflow is not installed; pip"):
+    with pytest.raises(
+        vitkit.MissingExtraError, match="--logger mlflow: mlflow is not installed; pip"
+    ):
         train(tmp_path / "run", logger=("mlflow",))
     assert not (tmp_path / "run").exists()
+
+
+def test_without_tensorboard_a_run_has_its_other_files(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    run = train(tmp_path / "run", epochs=1, warmup_epochs=0.5).run
+    assert not (run / "tensorboard").exists()
+    assert (run / "metrics.csv").read_text().count("\n") == 2

@@ -29,9 +29,7 @@ from vitkit.errors import (
 )
 from vitkit.messages import did_you_mean, discard_stdout
 from vitkit.process import (
-    INTERRUPTS,
     keep_freed_memory,
-    remember_interrupts,
     shorten_spinning,
 )
 
@@ -71,7 +69,6 @@ EXAMPLES = """examples:
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    remember_interrupts()
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the shell (`>&-`)
             null = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
@@ -83,11 +80,6 @@ def main() -> None:
         code = run(sys.argv[1:])
     except KeyboardInterrupt:  # a second Ctrl-C, while the first was reported
         code = of_signal(signal.SIGINT)
-    if code > of_signal(0):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a further Ctrl-C must not print a traceback
-        from vitkit.training.interrupts import end_process
-
-        end_process(code)
     sys.exit(code)
 
 
@@ -127,9 +119,6 @@ def _report_other(error: Exception, verb: str, *, debug: bool) -> int:
             debug=debug,
         )
         return USER_ERROR
-    if INTERRUPTS and not debug:  # an import that Ctrl-C broke
-        _print_error(_interruption(verb, KeyboardInterrupt()))
-        return of_signal(signal.SIGINT)
     if _is_out_of_memory(error):
         first = str(error).partition("\n")[0] or type(error).__name__
         _print_error(f"out of memory: {first}; {_less_memory(verb)}", debug=debug)

@@ -22,6 +22,7 @@ from vitkit.errors import ImageError, Interrupted, VitkitError, check_type
 from vitkit.io.atomic import write_bytes
 from vitkit.io.results import ResultKind, check_outputs, nonempty_path
 from vitkit.plots.html import page_templates, render_page
+from vitkit.process import raise_on_signal
 from vitkit.reporting.predictions import Missing
 from vitkit.reporting.run import ReportedRun
 from vitkit.reporting.sections import (
@@ -40,7 +41,6 @@ from vitkit.reporting.sections import (
 )
 from vitkit.reporting.suspects import suspects
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.interrupts import raise_on_signal
 from vitkit.training.monitoring.run_log import Display
 from vitkit.training.run import TrainResult
 from vitkit.training.run_folder import RunFolder

@@ -37,12 +37,12 @@ from vitkit.evaluation.metrics import Metrics
 from vitkit.io.atomic import replacing, write_bytes
 from vitkit.messages import flag_name, plural
 from vitkit.models.vit import ViT
+from vitkit.process import raise_on_signal
 from vitkit.training.callbacks import Deadline
 from vitkit.training.config.data_settings import CATALOGUE
 from vitkit.training.config.meaning import Settings, fields_where
 from vitkit.training.config.merging import layered
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.interrupts import raise_on_signal
 from vitkit.training.monitoring.run_log import Display
 from vitkit.training.optimization.precision import wait_for
 from vitkit.training.plan import Plan, make_plan

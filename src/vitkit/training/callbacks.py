@@ -1,12 +1,19 @@
-"""The callbacks of a run: validation, EMA, early stopping, losses that are not finite."""
+"""The callbacks of a run: its ends, EMA, validation, bad numbers, and its log."""
 
 from __future__ import annotations
 
 import math
+import os
+import resource
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+import torch
+
+from vitkit.data.loading.batch import Batch
 from vitkit.distributed import local_tensor
 from vitkit.errors import Interrupted, NonFiniteError
 from vitkit.evaluation.loop import KeptOutputs, count_predictions, load_metrics
@@ -15,10 +22,13 @@ from vitkit.io.atomic import write_bytes
 from vitkit.messages import plural
 from vitkit.models.vit import ViT
 from vitkit.training.config.merging import to_yaml
+from vitkit.training.monitoring.figures import example_predictions
+from vitkit.training.monitoring.run_log import epochs_per_line
 from vitkit.training.optimization.parameters import EMA, train_mode
 from vitkit.training.run import EpochResult, Run, evaluate_split
 from vitkit.training.saving import Save
 from vitkit.training.setup.defaults import limit_warmup
+from vitkit.training.state.registry import Progress
 from vitkit.training.state.state_folder import withdraw_state
 from vitkit.training.step import StepResult, unsharded_model
 from vitkit.training.trainer import Callback, Trainer
@@ -334,3 +344,182 @@ def _describe_bad_step(run: Run, result: StepResult, rate: float) -> str:
         f"the {result.bad} is {value}{where} at step {step} (lr {rate:.3g}, "
         f"loss {result.loss:.3g}, gradient norm {result.norm:.3g}, images {names} ...)"
     )
+
+
+# The log of a run: speed, data wait, memory, curves, rows of epochs and example predictions.
+
+LOOK_EVERY = 10.0
+"""Least seconds between two logs of examples and weights, which would slow short epochs."""
+
+
+@dataclass
+class Timing:
+    """Totals of a run at one moment, or the difference of two of them; times in seconds.
+
+    Attributes:
+        moment: the time, on a clock that never goes back; in a difference, the duration.
+        steps: optimizer steps.
+        images: images in these steps, over all processes.
+        waiting: time spent waiting for batches of the loader.
+    """
+
+    moment: float = 0.0
+    steps: int = 0
+    images: int = 0
+    waiting: float = 0.0
+
+    def since(self, earlier: Timing) -> Timing:
+        """Return the difference to an earlier moment."""
+        return Timing(
+            self.moment - earlier.moment,
+            self.steps - earlier.steps,
+            self.images - earlier.images,
+            self.waiting - earlier.waiting,
+        )
+
+    def speed(self) -> dict[str, float]:
+        """Return images per second and the share of the time spent waiting, of a difference."""
+        duration = max(self.moment, 1e-9)
+        return {"images_per_s": self.images / duration, "data_wait": self.waiting / duration}
+
+
+def memory(device: torch.device) -> dict[str, float]:
+    """Return the memory of this process in MB: `memory` (resident), and `cuda_memory` (peak)."""
+    try:
+        # The second number of statm is the resident set.
+        pages = int(Path("/proc/self/statm").read_bytes().split()[1])
+        used = float(pages * os.sysconf("SC_PAGE_SIZE"))
+    except OSError:  # not Linux: the peak, in bytes on macOS and in kilobytes elsewhere
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        used = float(peak if sys.platform == "darwin" else peak * 1024)
+    found = {"memory": used / 1e6}
+    if device.type == "cuda":
+        found["cuda_memory"] = torch.cuda.max_memory_allocated(device) / 1e6
+    return found
+
+
+class ReportProgress(Callback):
+    """Writes steps and epochs to the log.
+
+    Args:
+        run: the run; the processes on this machine share its cores.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.plan, self.log = run, run.plan, run.log
+        self._totals = Timing()
+        self._start = self._epoch = self._pace = Timing()
+        # Long ago, so that the first epoch has examples.
+        self._looked = -LOOK_EVERY
+
+    def watched(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the batches, and measure the time spent waiting for each."""
+        self._start = self._epoch = self._now()
+        iterator = iter(batches)
+        while True:
+            start = time.perf_counter()
+            batch = next(iterator, None)
+            if batch is None:
+                return
+            self._totals.waiting += time.perf_counter() - start
+            yield batch
+
+    def _now(self) -> Timing:
+        # a copy: the totals change with the next step
+        return replace(self._totals, moment=time.perf_counter())
+
+    def before_epoch(self, trainer: Trainer) -> None:
+        """Restart the epoch's timing: the time between two epochs counts for neither."""
+        self._epoch = self._now()
+
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        """Show the bar or a line, and log the curves."""
+        epoch, step, loss = trainer.epoch, trainer.progress.step, result.loss
+        self._totals.steps += 1
+        self._totals.images += self.plan.config.batch_size
+        if self.log.display.is_due():
+            self._show(epoch, step, loss)
+        if self._is_logged(step, trainer.last_step):
+            speed = self._now().since(self._epoch).speed() | memory(self.plan.device)
+            values = {"train_loss": loss, "lr": trainer.learning_rate}
+            self.log.step({"epoch": epoch, "step": step}, values | speed)
+        # read now: validation must not count for the epoch's speed
+        if step % self.plan.steps.steps_per_epoch == 0:
+            self._pace = self._now().since(self._epoch)
+
+    def _is_logged(self, step: int, last_step: int) -> bool:
+        """Return whether a step is logged: also the last one, and those that end short epochs."""
+        interval, steps = self.plan.config.log_interval, self.plan.steps.steps_per_epoch
+        ends_short_epoch = steps < interval and step % steps == 0
+        return step % interval == 0 or step == last_step or ends_short_epoch
+
+    def after_epoch(self, trainer: Trainer) -> None:
+        """Log a validated epoch, and sometimes example predictions."""
+        result, progress = self.run.epoch_result, self.run.progress
+        assert result is not None, "after `Evaluate`"
+        self._write_row(result, progress)
+        if self.run.world.is_main:
+            self._show_examples(result.model, result.epoch, progress.step)
+
+    def _write_row(self, result: EpochResult, progress: Progress) -> None:
+        epoch, validation = result.epoch, result.validation
+        values = {f"val_{name}": v for name, v in validation.items() if name != "images"}
+        speed = self._pace.speed()
+        self.log.epoch(
+            {"epoch": epoch, "step": progress.step},
+            {"lr": result.learning_rate, "train_loss": result.train_loss}
+            | values
+            | speed
+            | {"seconds": progress.seconds},
+        )
+        # without validation every epoch replaces the best weights
+        is_better = result.is_best and bool(validation)
+        epochs = self.run.plan.config.epochs
+        row = [f"epoch {epoch:>3}/{epochs}", f"loss {result.train_loss:.4f}"]
+        # the row fits 80 columns; metrics.csv has the other scores
+        if validation:
+            row += [f"val_loss {validation['loss']:.4f}", f"top1 {validation['top1']:.4f}"]
+        # a resumed run may only validate an epoch, without making steps of it
+        if self._pace.steps:
+            row.append(f"{speed['images_per_s']:,.0f} images/s")
+        if is_better:
+            row.append("best")
+        self.log.info(
+            "  ".join(row),
+            on_terminal=is_better or epoch % epochs_per_line(epochs) == 0 or epoch == epochs,
+        )
+
+    def _show_examples(self, model: ViT, epoch: int, step: int) -> None:
+        """Log example predictions and histograms, unless the last ones are only seconds old.
+
+        Args:
+            model: in eval mode.
+            epoch: counted from 1; the last one is always looked at.
+            step: step of the run.
+        """
+        plan = self.run.plan
+        config = plan.config
+        recent = time.monotonic() - self._looked < LOOK_EVERY
+        if recent and epoch < config.epochs:
+            return
+        if config.log_examples and "val" in plan.dataset.splits:
+            device = next(model.parameters()).device
+            sheet = example_predictions(model, plan.dataset, plan.preprocess, device)
+            self.log.image("val/examples", sheet, step)
+        if config.log_histograms:
+            self.log.weights(model, step)
+        self._looked = time.monotonic()
+
+    def _show(self, epoch: int, step: int, loss: float) -> None:
+        speed = self._now().since(self._epoch).speed()
+        used = memory(self.plan.device)
+        since_start = self._now().since(self._start)
+        on_device = f" + {used['cuda_memory'] / 1000:.1f} on CUDA" if "cuda_memory" in used else ""
+        self.log.display.show(
+            step,
+            f"epoch {epoch}/{self.run.plan.config.epochs}",
+            f"loss {loss:.3f}  {speed['images_per_s']:,.0f} images/s  data wait "
+            f"{speed['data_wait']:.0%}  {used['memory'] / 1000:.1f}{on_device} GB",
+            # By the mean since the start, which a single slow step hardly changes.
+            left=(self.run.plan.last_step - step) * since_start.moment / since_start.steps,
+        )

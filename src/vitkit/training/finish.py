@@ -164,7 +164,7 @@ def _draw_confusion(run: Run, split: str, counts: Int64[np.ndarray, "K K"]) -> N
     classes = run.plan.dataset.classes
     pixels = write_confusion(run.folder, split, counts, classes, run.log.info)
     if pixels is not None and run.plan.config.log_examples:
-        run.log.image(f"{split}/confusion_matrix", pixels, run.progress.step, at_end=True)
+        run.log.image(f"{split}/confusion_matrix", pixels, run.progress.step)
 
 
 # Linear and k-NN probes on the features of a frozen model.

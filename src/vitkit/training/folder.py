@@ -173,7 +173,6 @@ def open_log(
         done=0 if stopped is None else stopped.step,
         quiet=plan.config.quiet,
         writes=world.is_main,
-        unvalidated=stopped is not None and stopped.unvalidated,
     )
 
 

@@ -1,101 +1,46 @@
-"""`--devices N`: launch N local processes of a run, and what each of them does.
+"""`--devices N`: launch N local processes of a run by torch's launcher, and what each of them does.
 
 Each process is `python -m vitkit.training FOLDER` with the environment of torchrun. The folder has
-the settings, the last step of each process and, when a process has ended, its result or its error.
-If one of them ends abnormally, the others are stopped and the message names its rank.
+the settings and, when a process has ended, its result or its error. If one of them ends abnormally,
+torch ends the others, and the message names its rank.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import pickle
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
-import threading
-import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+from torch import multiprocessing
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in torch's stub
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure, record
 
-from vitkit.distributed import (
-    EXCHANGE,
-    RUN_FILE,
-    STEP_RECORD,
-    STEPS_FILE,
-    LostContact,
-    error_from_json,
-    error_to_json,
-)
-from vitkit.errors import DONE, FAULT, Interrupted, SettingError, VitkitError, exit_code, of_signal
-from vitkit.io.atomic import write_bytes
-from vitkit.process import available_cores, shorten_spinning
+from vitkit.distributed import EXCHANGE, RUN_FILE, LostContact
+from vitkit.errors import DONE, Interrupted, SettingError, VitkitError, exit_code
+from vitkit.process import available_cores, shorten_spinning, stop_on_signal
 from vitkit.training.config.passed_objects import refuse_passed
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.interrupts import StopFlag, stop_on_signal
 from vitkit.training.run_folder import RunFolder
 
-GRACE = 5.0
-"""Seconds that the other processes have to end by themselves after one has failed."""
+REQUEST = "request.json"
+"""File of the launcher's folder with the task of the processes."""
 POLL_INTERVAL = 0.05
 """Seconds between two checks of the processes."""
 
 
-@dataclass
-class Rank:
-    """One launched process.
-
-    Attributes:
-        number: its rank.
-        process: the process; it leads a process group of its own.
-        report: file to which it writes its result or its error.
-        stopped: time when it was last seen stopped, and the signal; `None` while it runs.
-    """
-
-    number: int
-    process: subprocess.Popen[bytes]
-    report: Path
-    stopped: tuple[float, int] | None = None
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """Its result or its error; empty if it wrote neither."""
-        try:
-            document: dict[str, Any] = json.loads(self.report.read_bytes())
-        except (OSError, ValueError):
-            return {}
-        return document
-
-    def update_stopped(self) -> None:
-        """Check whether a signal has stopped it or let it continue."""
-        if self.process.poll() is not None or not hasattr(os, "waitid"):
-            return
-        options = os.WSTOPPED | os.WCONTINUED | os.WNOHANG
-        while True:
-            change = os.waitid(os.P_PID, self.process.pid, options)
-            if change is None:
-                return
-            if change.si_code in (os.CLD_STOPPED, os.CLD_TRAPPED):
-                self.stopped = (time.monotonic(), change.si_status)
-            else:
-                self.stopped = None
-
-    def kill(self) -> None:
-        """Kill it and the processes of its loader; the group may outlive its leader."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-
-def launch(config: TrainConfig, callbacks: Sequence[Callable[[], object]] = ()) -> dict[str, Any]:
+def launch(config: TrainConfig, callbacks: Sequence[Callable[[], object]] = ()) -> Any:
     """Start `config.devices` processes, wait for all, and return the result of the first one.
 
     Args:
@@ -105,40 +50,40 @@ def launch(config: TrainConfig, callbacks: Sequence[Callable[[], object]] = ()) 
 
     Raises:
         SettingError: a callback that cannot be imported by name.
-        VitkitError: the error of a process; or a process was lost, with its rank, the signal and
-            its last step.
+        VitkitError: the error of a process; or a process was lost, with its rank and the signal.
     """
     refuse_passed(config)
     names = [_import_name(callback) for callback in callbacks]
-    with ExitStack() as stack:
-        name = stack.enter_context(tempfile.TemporaryDirectory(prefix="vitkit-"))
+    request = {"config": config.to_json(), "callbacks": names, "path": [*map(str, sys.path)]}
+    # the errors are reported in one line here, and `stop_on_signal` handles the signals
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
+    os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "")
+    size = config.devices
+    with tempfile.TemporaryDirectory(prefix="vitkit-") as name:
         folder = Path(name)
-        stop = stack.enter_context(stop_on_signal(lambda: _resume_hint(folder)))
-        request = {
-            "config": config.to_json(),
-            "callbacks": names,
-            "path": list(map(str, sys.path)),
-        }
         (folder / REQUEST).write_text(json.dumps(request))
         # Port 0: the system chooses a free one.
-        store = TCPStore("127.0.0.1", 0, config.devices, is_master=True, wait_for_workers=False)
-        ranks: list[Rank] = []
-        try:
-            for number in range(config.devices):
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "vitkit.training", name],
-                    env=_environment(number, config.devices, store.port, name),
-                    stdin=subprocess.PIPE,  # closes with this process, however it ends
-                    process_group=0,  # Ctrl-C reaches this process only, and is forwarded once
-                )
-                ranks.append(Rank(number, process, _report_file(folder, number)))
-            _supervise(ranks, stop, config.timeout)
-            return _result(ranks, stop, folder)
-        finally:  # whatever happened, no process is left behind
-            for rank in ranks:
-                rank.kill()
-                assert rank.process.stdin is not None
-                rank.process.stdin.close()
+        store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
+        with stop_on_signal(lambda: _resume_hint(folder)) as stop:
+            context = start_processes(
+                "vitkit",
+                sys.executable,
+                args=dict.fromkeys(range(size), ("-m", "vitkit.training", name)),
+                envs={rank: _environment(rank, size, store.port, name) for rank in range(size)},
+                logs_specs=DefaultLogsSpecs(log_dir=name),
+            )
+            try:
+                ended, forwarded = None, False
+                while ended is None:
+                    if stop.signum and not forwarded:
+                        forwarded = True
+                        for pid in context.pids().values():
+                            with suppress(ProcessLookupError):
+                                os.kill(pid, stop.signum)
+                    ended = context.wait(POLL_INTERVAL, POLL_INTERVAL)
+            finally:  # whatever happened, no process is left behind
+                context.close(signal.SIGKILL)
+        return _result(folder, size, ended.failures, stop.signum)
 
 
 def _import_name(callback: Callable[[], object]) -> str:
@@ -159,14 +104,12 @@ def _import_name(callback: Callable[[], object]) -> str:
 
 def _environment(rank: int, size: int, port: int, exchange: str) -> dict[str, str]:
     """Return the environment variables of one process, as torchrun sets them."""
-    environment = dict(os.environ)
-    shorten_spinning(environment)
-    # Otherwise every process would use all cores.
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // size)))
-    if sys.platform == "linux":
+    environment = {
+        # Otherwise every process would use all cores.
+        "OMP_NUM_THREADS": str(max(1, available_cores() // size)),
         # All processes are local; otherwise gloo looks up the host name, which may fail.
-        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    environment |= {
+        **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}),
+        **os.environ,
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
         "LOCAL_RANK": str(rank),
@@ -176,100 +119,52 @@ def _environment(rank: int, size: int, port: int, exchange: str) -> dict[str, st
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is in this process, not in rank 0
         EXCHANGE: exchange,
     }
+    shorten_spinning(environment)
     return environment
 
 
-def _supervise(ranks: list[Rank], stop: StopFlag, timeout: float) -> None:
-    """Wait until all processes have ended, or until `GRACE` seconds after one has failed."""
-    deadline: float | None = None
-    forwarded = False
-    while any(rank.process.poll() is None for rank in ranks):
-        now = time.monotonic()
-        if deadline is not None and now > deadline:
-            return  # the caller kills the remaining ones
-        if stop.signum is not None and not forwarded:
-            forwarded = True
-            for rank in ranks:
-                if rank.process.poll() is None:
-                    rank.process.send_signal(stop.signum)
-        for rank in ranks:
-            rank.update_stopped()
-        if deadline is None and any(_has_failed(rank, timeout, now) for rank in ranks):
-            deadline = now + GRACE
-        time.sleep(POLL_INTERVAL)
-
-
-def _has_failed(rank: Rank, timeout: float, now: float) -> bool:
-    if rank.stopped is not None:
-        # A job scheduler or a debugger may pause a process for a while.
-        return now - rank.stopped[0] > timeout
-    # A result is written just before the end.
-    return rank.process.poll() is not None and "result" not in rank.document
-
-
-def _result(ranks: list[Rank], stop: StopFlag, folder: Path) -> dict[str, Any]:
+def _result(
+    folder: Path, size: int, failures: Mapping[int, ProcessFailure], signum: int | None
+) -> Any:
     """Return the result of the first process if all succeeded; else raise the main error.
 
-    A process that was killed or crashed is the cause of all other errors. Next comes an error that
-    a process reported, then the signal to this process. Lost contact is only a consequence.
+    An error that a process reported comes first, then a process that was killed or crashed, then
+    the signal to this process. Lost contact is only a consequence.
     """
-    documents = [rank.document for rank in ranks]
-    if all("result" in document for document in documents):
-        result: dict[str, Any] = documents[0]["result"]
-        return result
-    culprit = next((rank for rank in ranks if _is_culprit(rank, stop.signum)), None)
-    if culprit is not None:
-        raise VitkitError(
-            f"rank {culprit.number} on {socket.gethostname()} (process {culprit.process.pid}) "
-            f"{_how_it_ended(culprit)} {_after_step(folder, culprit.number)}; all {len(ranks)} "
-            f"processes are stopped; {_resume_hint(folder)}"
-        )
-    lost_contact: VitkitError | None = None
-    for document in documents:
-        if "error" not in document:
-            continue
-        report = document["error"]
-        error = error_from_json(report)
-        if report["kind"] != LostContact.__name__:
-            error.add_note(report["trace"])
+    answers = [_answer(folder, rank) for rank in range(size)]
+    errors = [answer for answer in answers if isinstance(answer, VitkitError)]
+    # torch sends a signal to the others where one has failed
+    consequences = (LostContact, Interrupted) if failures else LostContact
+    for error in errors:
+        if not isinstance(error, consequences):
             raise error
-        lost_contact = lost_contact or error
-    if stop.signum is not None:
-        raise Interrupted(stop.signum, "stopped before anything was saved")
-    raise lost_contact or VitkitError("the processes ended without a result; please report it")
+    if signum is not None and failures:
+        raise Interrupted(signum, f"stopped by signal {signum}; {_resume_hint(folder)}")
+    lost = [failure for rank, failure in failures.items() if answers[rank] is None]
+    if lost:
+        first = min(
+            lost, key=lambda failure: (failure.exitcode == -signal.SIGTERM, failure.timestamp)
+        )
+        how = f"ended with exit code {first.exitcode}"
+        if isinstance(first.message, dict):  # written by `record`
+            how = f"met {first.message['message']}"
+        elif first.exitcode < 0:
+            how = f"was killed by {first.signal_name()}"
+            how += ", perhaps because memory ran out" if first.exitcode == -9 else ""
+        raise VitkitError(
+            f"rank {first.local_rank} on {socket.gethostname()} (process {first.pid}) {how}; "
+            f"all {size} processes are stopped; {_resume_hint(folder)}"
+        )
+    if errors:
+        raise errors[0]
+    return answers[0]
 
 
-def _is_culprit(rank: Rank, signum: int | None) -> bool:
-    """Return whether a process crashed, hangs, or was ended by a signal from outside."""
-    if rank.stopped is not None or "fault" in rank.document.get("error", {}):
-        return True
-    code = rank.process.poll()
-    forwarded = signum is not None and code in (-signum, 128 + signum)
-    return code is not None and not rank.document and not forwarded
-
-
-def _how_it_ended(rank: Rank) -> str:
-    if rank.stopped is not None:
-        return f"was paused by {signal.Signals(rank.stopped[1]).name} and did not continue"
-    if rank.document:
-        return f"met {rank.document['error']['fault']}"
-    code = rank.process.returncode
-    if code == -signal.SIGKILL:
-        return "was killed by SIGKILL, perhaps because memory ran out,"
-    if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"exited early with code {code}"
-
-
-def _after_step(folder: Path, rank: int) -> str:
-    """Return in words after which step a process ended."""
-    steps = folder / STEPS_FILE
-    content = steps.read_bytes() if steps.exists() else b""
-    offset = STEP_RECORD.size * rank
-    if len(content) < offset + STEP_RECORD.size:
-        return "before its first step"
-    (step,) = STEP_RECORD.unpack_from(content, offset)
-    return f"after step {step}" if step else "before its first step"
+def _answer(folder: Path, rank: int) -> Any:
+    """Return the result or the error of a process; `None` if it has written neither."""
+    with suppress(OSError, EOFError, pickle.UnpicklingError):
+        return pickle.loads((folder / f"rank-{rank}").read_bytes())
+    return None
 
 
 def _resume_hint(folder: Path) -> str:
@@ -280,60 +175,27 @@ def _resume_hint(folder: Path) -> str:
         return "no state is saved yet"
 
 
-# One of the processes that `--devices N` launches: it trains, and reports how it ended.
-
-REQUEST = "request.json"
-"""File of the launcher's folder with the task of the processes."""
-ORPHAN_GRACE = 30.0
-"""Seconds in which a process whose launcher has ended must save its state."""
-
-
-def _report_file(folder: Path, rank: int) -> Path:
-    """Return the file to which a process writes its result or its error."""
-    return folder / f"rank-{rank}.json"
-
-
+@record
 def serve(folder: Path, train: Callable[[TrainConfig, Any], Any]) -> int:
     """Run one of the processes that `launch` starts; return its exit code.
 
     Args:
         folder: folder of the launcher.
-        train: trains with the settings and the callbacks, and returns a value with `to_json()`.
+        train: trains with the settings and the callbacks; its result goes to the launcher.
     """
-    rank = int(os.environ["RANK"])
-    threading.Thread(target=_end_with_launcher, daemon=True).start()
-    report = _report_file(folder, rank)
+    # Linux sends this signal when the launcher ends, however it ends
+    multiprocessing._prctl_pr_set_pdeathsig(signal.SIGTERM)  # type: ignore[attr-defined]
+    request = json.loads((folder / REQUEST).read_bytes())
+    # the launcher's sys.path, as callbacks may be in a folder that only the launcher knows
+    sys.path[:] = request["path"]
+    callbacks = [resolve_name(name) for name in request["callbacks"]]
+    code = DONE
     try:
-        request = json.loads((folder / REQUEST).read_bytes())
-        # the launcher's sys.path, as callbacks may be in a folder that only the launcher knows
-        sys.path[:] = request["path"]
-        callbacks = [resolve_name(name) for name in request["callbacks"]]
-        result = train(TrainConfig(**request["config"]), callbacks)
+        answer = train(TrainConfig(**request["config"]), callbacks)
     except VitkitError as error:
-        _write(report, {"error": error_to_json(error) | {"trace": traceback.format_exc()}})
-        return exit_code(error)
-    except KeyboardInterrupt:
-        return of_signal(signal.SIGINT)
-    except Exception as error:  # noqa: BLE001 - the launcher reports it with the rank
-        fault = {"kind": "", "fault": f"{type(error).__name__}: {error}"}
-        _write(report, {"error": fault | {"trace": traceback.format_exc()}})
-        return FAULT
-    _write(report, {"result": result.to_json()})
-    return DONE
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    """Write a JSON document by a rename, so that the launcher never reads half of it."""
-    write_bytes(path, json.dumps(document).encode())
-
-
-def _end_with_launcher() -> None:
-    """Wait until the launcher has ended; then let this process save its state, and end it.
-
-    The pipe from the launcher closes with it, however it ends.
-    """
-    while os.read(0, 1):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(ORPHAN_GRACE)
-    os._exit(of_signal(signal.SIGTERM))
+        error.add_note(traceback.format_exc())
+        # torch ends the other processes where one fails; after a signal they end by themselves
+        code = DONE if isinstance(error, Interrupted) else exit_code(error)
+        answer = error
+    (folder / f"rank-{os.environ['RANK']}").write_bytes(pickle.dumps(answer))
+    return code

@@ -24,7 +24,7 @@ from vitkit.devices import is_out_of_memory, resolve_device
 from vitkit.distributed import ProcessGroup
 from vitkit.errors import SettingError, UserCodeError, VitkitError
 from vitkit.messages import plural
-from vitkit.process import available_cores
+from vitkit.process import StopFlag, available_cores
 from vitkit.shapes import Logits, Loss, Targets
 from vitkit.spec import Preprocess, ViTSpec
 from vitkit.training.config.data_settings import DataSettings, DistillationSettings
@@ -38,7 +38,6 @@ from vitkit.training.distillation import (
     TeacherTargets,
     as_teacher,
 )
-from vitkit.training.interrupts import StopFlag
 from vitkit.training.optimization.losses import make_loss
 from vitkit.training.optimization.parameters import learning_rate
 from vitkit.training.optimization.precision import Precision

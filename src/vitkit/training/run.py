@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from torch import optim
 
@@ -19,7 +19,7 @@ from vitkit.evaluation.metrics import Metrics
 from vitkit.evaluation.temperature import HeldOutLogits
 from vitkit.models.vit import ViT
 from vitkit.plots.html import html_table
-from vitkit.training.interrupts import StopFlag
+from vitkit.process import StopFlag
 from vitkit.training.monitoring.figures import LearningCurves
 from vitkit.training.monitoring.run_log import RunLog
 from vitkit.training.optimization.parameters import EMA
@@ -243,13 +243,3 @@ class TrainResult:
         if weights is not None:
             facts.insert(1, ["weights", weights])
         return table + html_table(["", ""], facts)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON values, for another process."""
-        return {name: str(v) if isinstance(v, Path) else v for name, v in vars(self).items()}
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> TrainResult:
-        """Build the result from the values of `to_json`."""
-        paths = {name: Path(values[name]) for name in ("run", "best", "last")}
-        return cls(**values | paths)

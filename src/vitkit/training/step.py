@@ -23,9 +23,9 @@ from vitkit.data.loading.batch import Batch
 from vitkit.devices import seed_generators
 from vitkit.distributed import ProcessGroup, full_tensor, is_sharded, local_tensor
 from vitkit.models.vit import ViT
+from vitkit.process import StopFlag
 from vitkit.randomness import hash64
 from vitkit.shapes import Loss
-from vitkit.training.interrupts import StopFlag
 from vitkit.training.optimization.precision import LossScale, Precision, autocast
 
 if TYPE_CHECKING:

@@ -12,17 +12,19 @@ import torch
 from vitkit.data.loading.batch import Batch
 from vitkit.data.loading.loader import batches
 from vitkit.devices import resolve_device
-from vitkit.distributed import ProcessGroup, has_rank, is_launched, join_process_group
+from vitkit.distributed import ProcessGroup, has_rank, join_process_group
 from vitkit.errors import SettingError
 from vitkit.io.results import import_setting
 from vitkit.models.attention import use_attention
 from vitkit.models.vit import ViT
+from vitkit.process import StopFlag, raise_on_signal, stop_on_signal
 from vitkit.training.callbacks import (
     AverageWeights,
     Deadline,
     Evaluate,
     HandleBadNumbers,
     KeepDeadline,
+    ReportProgress,
     Stop,
     TrainMode,
 )
@@ -35,7 +37,6 @@ from vitkit.training.folder import (
     open_log,
     prepare_folder,
 )
-from vitkit.training.interrupts import StopFlag, raise_on_signal, stop_on_signal
 from vitkit.training.launch import launch
 from vitkit.training.monitoring.run_log import RunLog
 from vitkit.training.optimization.optimizers import configured_optimizer
@@ -48,7 +49,6 @@ from vitkit.training.plan import (
     make_step,
     make_teacher_targets,
 )
-from vitkit.training.reporting import ReportProgress
 from vitkit.training.resume import StoppedRun, restore_state
 from vitkit.training.run import Run, TrainResult
 from vitkit.training.run_folder import RunFolder
@@ -81,7 +81,8 @@ def train(
         Interrupted: SIGINT, SIGTERM, SIGHUP or SIGUSR1 came; everything is saved.
     """
     if config.devices > 1 and not has_rank():
-        return TrainResult.from_json(launch(config, callbacks))
+        result: TrainResult = launch(config, callbacks)
+        return result
     with (
         _own_torch_state(),
         join_process_group(resolve_device(config.device), config.timeout) as world,
@@ -154,13 +155,7 @@ def _begin(
     log = stack.enter_context(open_log(plan, folder, stopped, world))
 
     resume_hint = partial(folder.resume_hint, plan.python_call_to_resume(folder.root))
-
-    def hint() -> str:
-        log.display.stop()
-        return resume_hint()
-
-    prints = world.is_main and not is_launched()
-    stop = stack.enter_context(stop_on_signal(hint if prints else None))
+    stop = stack.enter_context(stop_on_signal(resume_hint))
     notes = [*folder_notes, *plan.notes, *([plan.chosen] if plan.chosen else [])]
     for line in (*notes, *(stopped.notes if stopped else ())):
         log.info(line)

@@ -1,4 +1,4 @@
-"""The training loop, on PyTorch-Ignite: it makes the steps and calls the callbacks, nothing else.
+"""The training loop: it makes the steps and calls the callbacks, nothing else.
 
 The state that decides the next step is in `Progress`, the model and the optimizer; everything
 random is a function of (seed, step) or (seed, epoch, index). So a run that is stopped anywhere and
@@ -7,18 +7,13 @@ resumed ends with the same bits.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from vitkit.data.loading.batch import Batch
 from vitkit.devices import is_out_of_memory
 from vitkit.errors import UserCodeError, VitkitError
 from vitkit.training.state.registry import Progress
 from vitkit.training.step import StepResult, TrainingStep
-
-if TYPE_CHECKING:
-    from ignite.engine import Engine
 
 
 class Callback:
@@ -164,7 +159,7 @@ class Trainer:
         if remaining and not self.is_ending:
             batches = self.batches(remaining)
             try:
-                self._make_engine().run(batches)
+                self._make_steps(remaining, batches)
             finally:  # ends loader processes now, not at garbage collection
                 if isinstance(batches, Generator):
                     batches.close()
@@ -172,24 +167,26 @@ class Trainer:
         if self._error is not None:
             raise self._error
 
-    def _make_engine(self) -> Engine:
-        from ignite.engine import Engine, Events  # takes a second, so after all checks
+    def _make_steps(self, remaining: range, batches: Iterable[Batch]) -> None:
+        """Make the steps, with the events before and after each of them and of its epoch."""
+        arriving = iter(batches)
+        for step in remaining:
+            if step == remaining[0] or step % self.steps_per_epoch == 0:
+                self._call("before_epoch")
+                if self.is_ending:
+                    return
+            batch = next(arriving)
+            self._call("before_step", batch)
+            if self.is_ending:
+                return
+            self._call("after_step", self._step(batch))
+            if self.progress.unvalidated:  # until a callback closes the epoch
+                self._call("after_epoch")
+            if self.is_ending:
+                return
 
-        engine = Engine(self._step)
-        # the caller reports errors; Ignite would log them, too
-        engine.logger = logging.Logger("vitkit", level=logging.CRITICAL + 1)
-        # Ignite counts on from the step of a resumed run, also in the middle of an epoch.
-        position = {"iteration": self.progress.step, "max_epochs": self.epochs}
-        engine.load_state_dict(position | {"epoch_length": self.steps_per_epoch})
-        begin_epoch, begin_step = Events.EPOCH_STARTED, Events.ITERATION_STARTED
-        on = engine.add_event_handler
-        on(begin_epoch, lambda: self._call("before_epoch"))
-        on(begin_step, lambda engine: self._call("before_step", engine.state.batch))
-        on(Events.ITERATION_COMPLETED, self._end_step)
-        on(begin_epoch | begin_step | Events.ITERATION_COMPLETED, self._leave)
-        return engine
-
-    def _step(self, engine: Engine, batch: Batch) -> StepResult:
+    def _step(self, batch: Batch) -> StepResult:
+        """Make one step and count it. Raises `MemoryError`."""
         self.training_step.set_learning_rate(self.schedule(self.progress.step))
         try:
             result = self.training_step(batch, self.progress.step)
@@ -201,20 +198,11 @@ class Trainer:
             raise MemoryError
         self.progress.step += 1
         self.progress.unvalidated = self.progress.step % self.steps_per_epoch == 0
-        self.training_step.world.record_step(self.progress.step)
+        self.training_step.world.step = self.progress.step
         # a step without finite numbers changed nothing, and has no loss to count
         if result.bad is None:
             self.progress.count_loss(result.loss)
         return result
-
-    def _end_step(self, engine: Engine) -> None:
-        self._call("after_step", engine.state.output)  # what `_step` returned
-        if self.progress.unvalidated:  # until a callback closes the epoch
-            self._call("after_epoch")
-
-    def _leave(self, engine: Engine) -> None:
-        if self.is_ending:
-            engine.terminate()
 
     def _call(self, event: str, *arguments: object) -> None:
         for callback in self.callbacks:

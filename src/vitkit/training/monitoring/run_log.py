@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import wraps
-from textwrap import wrap
+from textwrap import TextWrapper
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec
 
@@ -24,7 +22,7 @@ from vitkit.io.atomic import output_error
 from vitkit.training.config.meaning import TrackerName
 from vitkit.training.monitoring.trackers import (
     Numbers,
-    TensorBoardFiles,
+    TensorBoardFile,
     Tracker,
     add_line,
     add_row,
@@ -56,7 +54,6 @@ class RunLog:
         run: folder of the files.
         total: steps of the whole run, for the progress bar.
         done: steps done before, on resume.
-        unvalidated: the epoch that ends with step `done` is validated again.
         quiet: print nothing on the terminal; the files are still written.
         writes: False in every process but the first: nothing is opened, printed or written.
     """
@@ -67,7 +64,6 @@ class RunLog:
         *,
         total: int,
         done: int = 0,
-        unvalidated: bool = False,
         quiet: bool = False,
         writes: bool = True,
     ) -> None:
@@ -78,8 +74,7 @@ class RunLog:
         if not writes:  # its methods do nothing, and no file is opened
             return
         self._done = done
-        self._unvalidated = unvalidated
-        self._tensorboard = TensorBoardFiles(run)
+        self._tensorboard = TensorBoardFile(run)
         try:
             self._log = run.log.open("a", encoding="utf-8")
         except OSError as error:
@@ -103,7 +98,7 @@ class RunLog:
         for tracker in list(self._trackers):
             try:
                 tracker.close(failed=error is not None)
-            except tracker.failures() as failure:
+            except tracker.failures as failure:
                 self._drop_tracker(tracker, failure)
         try:
             self._tensorboard.close()
@@ -119,7 +114,7 @@ class RunLog:
         Raises:
             OutputError: it cannot be written.
         """
-        self._tensorboard.open(self._done, unvalidated=self._unvalidated)
+        self._tensorboard.open(self._done)
 
     @_first_process_only
     def set_total(self, total: int) -> None:
@@ -161,7 +156,7 @@ class RunLog:
         """Log the scores of a split that is evaluated once: test, or any split of a probe."""
         named = {f"{split}_{name}": value for name, value in values.items()}
         add_line(self._run, split, {"step": step, **named})
-        self._add_scalars(named, step, at_end=True)
+        self._add_scalars(named, step)
 
     @_first_process_only
     def weights(self, model: nn.Module, step: int) -> None:
@@ -169,11 +164,9 @@ class RunLog:
         self._tensorboard.add_histograms(model, step)
 
     @_first_process_only
-    def image(
-        self, tag: str, pixels: UInt8[np.ndarray, "H W 3"], step: int, *, at_end: bool = False
-    ) -> None:
-        """Log an image to TensorBoard; `at_end` if it is made at the end of the run."""
-        self._tensorboard.add_image(tag, pixels, step, at_end=at_end)
+    def image(self, tag: str, pixels: UInt8[np.ndarray, "H W 3"], step: int) -> None:
+        """Log an image to TensorBoard."""
+        self._tensorboard.add_image(tag, pixels, step)
 
     @_first_process_only
     def flush(self) -> None:
@@ -184,16 +177,16 @@ class RunLog:
         """
         self._tensorboard.flush()
 
-    def _add_scalars(self, values: Numbers, step: int, *, at_end: bool = False) -> None:
+    def _add_scalars(self, values: Numbers, step: int) -> None:
         """Add values to curves of TensorBoard and of the trackers."""
         by_tag = tagged(values)
-        self._tensorboard.add_scalars(by_tag, step, at_end=at_end)
+        self._tensorboard.add_scalars(by_tag, step)
         # The services refuse numbers that are not finite.
         finite = {tag: value for tag, value in by_tag.items() if math.isfinite(value)}
         for tracker in list(self._trackers):
             try:
                 tracker.log(finite, step)
-            except tracker.failures() as failure:
+            except tracker.failures as failure:
                 self._drop_tracker(tracker, failure)
 
     def _drop_tracker(self, tracker: Tracker, failure: Exception) -> None:
@@ -206,8 +199,6 @@ class RunLog:
 
 REFRESH = 0.5
 """Seconds between two updates of the bar. No thread draws it, because that would slow the steps."""
-USUAL_WIDTH = 80
-"""Columns of a terminal that does not tell its width."""
 MIN_BAR = 8
 """Characters of the shortest bar and of the column separators."""
 PLAIN = 30.0
@@ -226,20 +217,11 @@ def epochs_per_line(epochs: int) -> int:
 
 
 class _Console(Console):
-    """A console that becomes quiet if writing fails, so that the run continues.
-
-    Its reader may have ended (`| head`), the terminal may be closed, or the output may go to a full
-    disk. All lines are in train.log.
-    """
+    """A console that becomes quiet if its reader has left, so that the run continues."""
 
     def on_broken_pipe(self) -> None:
-        """Write to the null device from now on."""
+        """Print nothing any more; all lines are in train.log."""
         self.quiet = True
-        null = os.open(os.devnull, os.O_WRONLY)
-        with suppress(OSError):  # a Python object in place of a file has no descriptor
-            # Buffered output of any library would fail again at exit.
-            os.dup2(null, self.file.fileno())
-        os.close(null)
 
 
 class Display:
@@ -253,8 +235,6 @@ class Display:
 
     def __init__(self, *, total: int, done: int, quiet: bool) -> None:
         self._console = _Console(quiet=quiet, highlight=False, emoji=False, soft_wrap=True)
-        if self._console.width < 1:  # COLUMNS=0, as some terminals of editors have it
-            self._console.width = USUAL_WIDTH
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -287,16 +267,13 @@ class Display:
     def print(self, line: str) -> None:
         """Print a line that stays; on a terminal it is wrapped between words."""
         if self._console.is_terminal:
-            width = self._console.width
-            line = "\n".join(
-                wrap(
-                    line,
-                    width,
-                    subsequent_indent="  ",
-                    break_long_words=False,
-                    break_on_hyphens=False,
-                )
+            wrapper = TextWrapper(
+                max(self._console.width, MIN_BAR),  # COLUMNS=0 in some editors
+                subsequent_indent="  ",
+                break_long_words=False,
+                break_on_hyphens=False,
             )
+            line = wrapper.fill(line)
         self._draw(lambda: self._console.print(line, markup=False))
 
     def is_due(self) -> bool:

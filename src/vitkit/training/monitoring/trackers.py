@@ -12,19 +12,15 @@ import importlib
 import json
 import math
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from jaxtyping import Float, UInt8
-from torch import Tensor, nn
-from torch.utils.tensorboard import SummaryWriter
+from jaxtyping import UInt8
+from torch import nn
 
 from vitkit.errors import MissingExtraError, SettingError
 from vitkit.evaluation.result import Evaluation
@@ -32,102 +28,67 @@ from vitkit.io.atomic import output_error, write_bytes
 from vitkit.training.config.meaning import TrackerName
 from vitkit.training.run_folder import RunFolder
 
-Failures = tuple[type[Exception], ...]
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 
-class Tracker(ABC):
-    """A service that records the metrics of a run.
+class Tracker:
+    """A run in Weights & Biases, or in the current experiment of MLflow.
 
     Args:
+        name: the service.
         run: folder of the run, whose name is the name of the run.
         settings: settings of the run, as JSON values.
         known_as: identity of the run in the service, on resume.
+
+    Attributes:
+        identity: identity of the run in the service.
+        failures: the exceptions of a service that fails.
     """
 
-    name: ClassVar[TrackerName]
-    identity: str
-    """Identity of the run in the service."""
+    def __init__(
+        self,
+        name: TrackerName,
+        run: RunFolder,
+        settings: Mapping[str, Any],
+        known_as: str | None,
+    ) -> None:
+        self.name = name
+        self._service = service = importlib.import_module(name)
+        self.failures = _failures(service)
+        if name == "wandb":
+            started = service.init(
+                project=os.environ.get("WANDB_PROJECT", "vitkit"),
+                name=run.root.name,
+                dir=str(run.root),
+                config=dict(settings),
+                id=known_as,
+                resume="allow",
+            )
+            self.identity = str(started.id)
+            return
+        started = service.start_run(run_id=known_as, run_name=None if known_as else run.root.name)
+        self.identity = str(started.info.run_id)
+        if known_as is None:
+            service.log_params(dict(settings))
 
-    @abstractmethod
-    def __init__(self, run: RunFolder, settings: Mapping[str, Any], known_as: str | None) -> None:
-        """Start or resume the run in the service."""
-
-    @staticmethod
-    @abstractmethod
-    def failures() -> Failures:
-        """Return the exceptions that the service raises when it fails."""
-
-    @abstractmethod
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Record finite values of curves, by the tags of TensorBoard."""
-
-    @abstractmethod
-    def close(self, *, failed: bool) -> None:
-        """End the run in the service."""
-
-
-class WandB(Tracker):
-    """Weights & Biases, with the project `vitkit` unless WANDB_PROJECT names another."""
-
-    name = "wandb"
-
-    def __init__(self, run: RunFolder, settings: Mapping[str, Any], known_as: str | None) -> None:
-        from ignite.handlers.wandb_logger import WandBLogger
-
-        self._logger = WandBLogger(
-            project=os.environ.get("WANDB_PROJECT", "vitkit"),
-            name=run.root.name,
-            dir=str(run.root),
-            config=dict(settings),
-            id=known_as,
-            resume="allow",
-        )
-        self.identity = str(self._logger.run.id)
-
-    @staticmethod
-    def failures() -> Failures:
-        """Return the service's own errors, and network errors."""
-        return (OSError, importlib.import_module("wandb").Error)
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """Record values of curves."""
-        self._logger.log(dict(values), step=step)
+        log = self._service.log if self.name == "wandb" else self._service.log_metrics
+        log(dict(values), step=step)
 
     def close(self, *, failed: bool) -> None:
-        """Wait until everything is sent."""
-        self._logger.finish(exit_code=int(failed))
+        """End the run in the service; wait until everything is sent."""
+        if self.name == "wandb":
+            self._service.finish(exit_code=int(failed))
+        else:
+            self._service.end_run("FAILED" if failed else "FINISHED")
 
 
-class MLflow(Tracker):
-    """MLflow, with its current experiment, which MLFLOW_EXPERIMENT_NAME may name."""
-
-    name = "mlflow"
-
-    def __init__(self, run: RunFolder, settings: Mapping[str, Any], known_as: str | None) -> None:
-        from ignite.handlers.mlflow_logger import MLflowLogger
-
-        mlflow = importlib.import_module("mlflow")
-        started = mlflow.start_run(run_id=known_as, run_name=None if known_as else run.root.name)
-        self.identity = str(started.info.run_id)
-        self._logger = MLflowLogger()  # it logs to the run that has just started
-        if known_as is None:
-            self._logger.log_params(dict(settings))
-
-    @staticmethod
-    def failures() -> Failures:
-        """Return the service's own errors, and network errors."""
-        return (OSError, importlib.import_module("mlflow").MlflowException)
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """Record values of curves."""
-        self._logger.log_metrics(dict(values), step=step)
-
-    def close(self, *, failed: bool) -> None:
-        """Mark the run as finished or failed."""
-        self._logger.end_run("FAILED" if failed else "FINISHED")
-
-
-TRACKERS: tuple[type[Tracker], ...] = (WandB, MLflow)
+def _failures(service: Any) -> tuple[type[Exception], ...]:
+    """Return the exceptions of a service that fails: its own, and those of the network."""
+    own: type[Exception] = service.Error if service.__name__ == "wandb" else service.MlflowException
+    return (OSError, own)
 
 
 def check_trackers(names: Iterable[TrackerName]) -> None:
@@ -151,71 +112,21 @@ def open_trackers(
         OutputError: the run folder cannot be written.
     """
     # The identity is stored in the run folder: a resumed run continues the same curves.
-    known = _known_identities(run)
+    known: dict[str, str] = {}
+    if run.trackers.exists():
+        known = json.loads(run.trackers.read_bytes())
     opened = list[Tracker]()
-    for kind in TRACKERS:
-        if kind.name not in names:
-            continue
+    for name in names:
         try:
-            opened.append(kind(run, settings, known.get(kind.name)))
-        except kind.failures() as error:
-            # Close the services that have started, or they would show a run that never ends.
-            for tracker in opened:
-                tracker.close(failed=True)
+            opened.append(Tracker(name, run, settings, known.get(name)))
+        except _failures(importlib.import_module(name)) as error:
             raise SettingError(
-                f"--logger {kind.name}: cannot start: {error}; solve this problem, or leave out "
-                "--logger"
+                f"--logger {name}: cannot start: {error}; solve this problem, or leave out --logger"
             ) from error
     identities = known | {tracker.name: tracker.identity for tracker in opened}
     if identities != known:
         write_bytes(run.trackers, json.dumps(identities).encode())
     return opened
-
-
-def _known_identities(run: RunFolder) -> dict[str, str]:
-    """Read the identity of the run in each service; empty before the first start."""
-    # a service added on resume begins a new run
-    if not run.trackers.exists():
-        return {}
-    known: dict[str, str] = json.loads(run.trackers.read_bytes())
-    return known
-
-
-# Histograms of the weights of a model, for TensorBoard.
-
-SAMPLED = 10_000
-"""Weights of a parameter in its histogram, evenly spaced."""
-BINS = 64
-
-
-@dataclass(frozen=True)
-class Histogram:
-    """A histogram of the weights of one parameter.
-
-    Attributes:
-        sample: the weights that were counted, (S,).
-        edges: upper ends of the bins, (BINS,).
-        counts: weights in each bin, (BINS,).
-    """
-
-    sample: Float[Tensor, " S"]
-    edges: list[float]
-    counts: list[float]
-
-
-def histograms(model: nn.Module) -> Iterator[tuple[str, Histogram]]:
-    """Yield name and histogram of every matrix of a model, from a sample of its weights."""
-    for name, parameter in model.named_parameters():
-        if parameter.ndim < 2:  # biases and norms are too small for a histogram
-            continue
-        weights = parameter.detach().flatten()
-        sample = weights[:: max(1, weights.numel() // SAMPLED)].float().cpu()
-        low, high = float(sample.min()), float(sample.max())
-        if high <= low:  # all weights are equal, such as those of a new head
-            high = low + 1e-6
-        counts = torch.histc(sample, BINS, low, high)
-        edges = torch.linspace(low, high, BINS + 1)[1:]
-        yield name, Histogram(sample, edges.tolist(), counts.tolist())
 
 
 # Metrics of a run in files: `metrics.csv`, one row per epoch, `metrics.jsonl`, `predictions.csv`.
@@ -300,20 +211,6 @@ def drop_rows_after(
     _filter(run.lines, keep_line)
 
 
-def _step_line(run: RunFolder, step: int) -> Numbers:
-    """Read the values that `add_line` wrote for a step; empty if there is no such line."""
-    for line in _lines(run):
-        kind, line_step, document = _parse_line(line)
-        if kind != "step" or line_step != step:
-            continue
-        values = {}
-        for name, value in document.items():
-            if name not in ("kind", "epoch", "step"):
-                values[name] = math.nan if value is None else value
-        return values
-    return {}
-
-
 def tested_at(run: RunFolder) -> list[int]:
     """Return the steps after which the test split was evaluated."""
     steps = []
@@ -392,7 +289,7 @@ def _append(path: Path, text: str, *, durable: bool) -> None:
         raise output_error(path, error) from error
 
 
-# The TensorBoard files of a run: curves, histograms of weights, and images.
+# The TensorBoard file of a run: curves, histograms of weights, and images.
 
 TAGS = {
     "images_per_s": "perf/images_per_s",
@@ -402,8 +299,8 @@ TAGS = {
     "lr": "lr",
 }
 """TensorBoard tags of the columns that do not belong to a split; `val_top1` is `val/top1` there."""
-END = ".end"
-"""Suffix of the TensorBoard file for values from the end of a run."""
+SAMPLED = 10_000
+"""Weights of a parameter in its histogram, evenly spaced."""
 
 
 def tagged(values: Numbers) -> dict[str, float]:
@@ -412,10 +309,11 @@ def tagged(values: Numbers) -> dict[str, float]:
     return {TAGS.get(name, name.replace("_", "/", 1)): value for name, value in values.items()}
 
 
-class TensorBoardFiles:
-    """The files of a run for TensorBoard: one for its curves, and one for the values of its end.
+class TensorBoardFile:
+    """The file of a run for TensorBoard, where the extra `tensorboard` is installed.
 
-    All methods but `close` raise `OutputError` where a file cannot be written.
+    All methods but `close` raise `OutputError` where the file cannot be written, and do nothing
+    before `open`, or without the extra.
 
     Args:
         run: its folder.
@@ -423,80 +321,56 @@ class TensorBoardFiles:
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
-        # Set by `open`, once it is certain that the run uses this folder.
-        self._curves: SummaryWriter
-        self._end: SummaryWriter | None = None
-        self._open: list[SummaryWriter] = []
+        self._writer: SummaryWriter | None = None
 
-    def open(self, done: int, *, unvalidated: bool) -> None:
-        """Open the file of the curves; the other one is opened at its first value.
+    def open(self, done: int) -> None:
+        """Open the file, once it is certain that the run uses this folder.
 
         Args:
             done: steps done before, on resume.
-            unvalidated: the epoch that ends with step `done` is validated again.
         """
-        # on resume, TensorBoard ignores what an earlier session drew from this step on
-        purge_step = None
-        if done:
-            purge_step = done if unvalidated else done + 1
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            return
+        # on resume, TensorBoard ignores what an earlier session drew after this step
+        purge_step = done + 1 if done else None
         with self._errors():
-            self._curves = SummaryWriter(str(self._run.tensorboard), purge_step=purge_step)
-        self._open.append(self._curves)
-        # the values of the step itself were dropped with its validation
-        if unvalidated:
-            self.add_scalars(tagged(_step_line(self._run, done)), done)
+            self._writer = SummaryWriter(str(self._run.tensorboard), purge_step=purge_step)
 
-    def add_scalars(self, values: Mapping[str, float], step: int, *, at_end: bool = False) -> None:
-        """Add a point to the curve of each tag; `at_end` for values of the end of the run."""
+    def add_scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Add a point to the curve of each tag."""
         with self._errors():
-            writer = self._writer(at_end)
             for tag, value in values.items():
-                writer.add_scalar(tag, value, step)
+                if self._writer is not None:
+                    self._writer.add_scalar(tag, value, step)
 
     def add_histograms(self, model: nn.Module, step: int) -> None:
-        """Add a histogram of every matrix of the model."""
+        """Add a histogram of every matrix of the model, from a sample of its weights."""
         with self._errors():
-            for name, histogram in histograms(model):
-                self._curves.add_histogram_raw(
-                    f"weights/{name}",
-                    min=histogram.sample.min().item(),
-                    max=histogram.sample.max().item(),
-                    num=histogram.sample.numel(),
-                    sum=histogram.sample.sum().item(),
-                    sum_squares=histogram.sample.square().sum().item(),
-                    bucket_limits=histogram.edges,
-                    bucket_counts=histogram.counts,
-                    global_step=step,
-                )
+            for name, parameter in model.named_parameters():
+                # biases and norms are too small for a histogram
+                if self._writer is not None and parameter.ndim >= 2:
+                    weights = parameter.detach().flatten()
+                    sample = weights[:: max(1, weights.numel() // SAMPLED)].float()
+                    self._writer.add_histogram(f"weights/{name}", sample, step)
 
-    def add_image(
-        self, tag: str, pixels: UInt8[np.ndarray, "H W 3"], step: int, *, at_end: bool = False
-    ) -> None:
-        """Add an image, (H, W, 3) uint8 RGB; `at_end` if it is made at the end of the run."""
+    def add_image(self, tag: str, pixels: UInt8[np.ndarray, "H W 3"], step: int) -> None:
+        """Add an image, (H, W, 3) uint8 RGB."""
         with self._errors():
-            self._writer(at_end).add_image(tag, pixels, step, dataformats="HWC")
+            if self._writer is not None:
+                self._writer.add_image(tag, pixels, step, dataformats="HWC")
 
     def flush(self) -> None:
         """Write the values that TensorBoard has buffered."""
         with self._errors():
-            self._curves.flush()
+            if self._writer is not None:
+                self._writer.flush()
 
     def close(self) -> None:
-        """Write and close the files. Raises `OSError` where that fails."""
-        for writer in self._open:
-            writer.close()
-
-    def _writer(self, at_end: bool) -> SummaryWriter:
-        """Return the writer of the curves, or the writer for the end of a run."""
-        if not at_end:
-            return self._curves
-        # The file of an earlier end of the run is replaced, or its values would be shown twice.
-        if self._end is None:
-            for earlier in self._run.tensorboard.glob(f"events.out.tfevents.*{END}"):
-                earlier.unlink()
-            self._end = SummaryWriter(str(self._run.tensorboard), filename_suffix=END)
-            self._open.append(self._end)
-        return self._end
+        """Write and close the file. Raises `OSError` where that fails."""
+        if self._writer is not None:
+            self._writer.close()
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
