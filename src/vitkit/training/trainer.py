@@ -8,6 +8,7 @@ resumed ends with the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
 
 from vitkit.data.loading.batch import Batch
 from vitkit.devices import is_out_of_memory
@@ -155,35 +156,36 @@ class Trainer:
         self._call("on_start")
         if self.progress.unvalidated:  # a kill or a signal came after the last step
             self._call("after_epoch")
-        remaining = range(self.progress.step, self.last_step)
-        if remaining and not self.is_ending:
-            batches = self.batches(remaining)
-            try:
-                self._make_steps(remaining, batches)
-            finally:  # ends loader processes now, not at garbage collection
-                if isinstance(batches, Generator):
-                    batches.close()
+        with closing(self._arriving(range(self.progress.step, self.last_step))) as batches:
+            for batch in batches:
+                self._call("after_step", self._step(batch))
+                if self.progress.unvalidated:  # until a callback closes the epoch
+                    self._call("after_epoch")
         self._call("on_end")
         if self._error is not None:
             raise self._error
 
-    def _make_steps(self, remaining: range, batches: Iterable[Batch]) -> None:
-        """Make the steps, with the events before and after each of them and of its epoch."""
+    def _arriving(self, remaining: range) -> Generator[Batch, None, None]:
+        """Yield the batch of each step, after the events before it, until a callback ends all."""
+        if self.is_ending or not remaining:
+            return
+        batches = self.batches(remaining)
         arriving = iter(batches)
-        for step in remaining:
-            if step == remaining[0] or step % self.steps_per_epoch == 0:
-                self._call("before_epoch")
+        try:
+            for step in remaining:
+                if step == remaining[0] or step % self.steps_per_epoch == 0:
+                    self._call("before_epoch")
+                if not self.is_ending:
+                    batch = next(arriving)
+                    self._call("before_step", batch)
                 if self.is_ending:
                     return
-            batch = next(arriving)
-            self._call("before_step", batch)
-            if self.is_ending:
-                return
-            self._call("after_step", self._step(batch))
-            if self.progress.unvalidated:  # until a callback closes the epoch
-                self._call("after_epoch")
-            if self.is_ending:
-                return
+                yield batch
+                if self.is_ending:
+                    return
+        finally:  # ends loader processes now, not at garbage collection
+            if isinstance(batches, Generator):
+                batches.close()
 
     def _step(self, batch: Batch) -> StepResult:
         """Make one step and count it. Raises `MemoryError`."""
