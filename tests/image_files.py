@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitkit import DataError, ImageError, open_dataset
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.images.decode import decode
-from vitkit.data.sources.open import open_dataset
-from vitkit.errors import DataError, ImageError
 
 NOISE = np.random.default_rng(0).integers(0, 256, (37, 53, 3), dtype=np.uint8)
 PHOTO = Image.fromarray(

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitkit import DataError, open_dataset
 from vitkit.data.checks.check import Problem, drop_or_refuse_unreadable
 from vitkit.data.datasets.dataset import FileSplit
 from vitkit.data.datasets.scan import scan_split
-from vitkit.data.sources.open import open_dataset
-from vitkit.errors import DataError
 
 GOOD = 12
 

@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 from bad_images import CONTENTS, TRAPS, make_bad_folder, refused_by_header
 
-from vitkit.data.checks.check import check_dataset
+from vitkit import ImageError, check, open_dataset
 from vitkit.data.datasets.dataset import FileSplit
-from vitkit.data.sources.open import open_dataset
-from vitkit.errors import ImageError
 
 KINDS = len(CONTENTS) + len(TRAPS)
 CHECK = [sys.executable, "-m", "vitkit", "check"]
@@ -38,7 +36,7 @@ def kind_of(name: str) -> str:
 
 
 def found_in(root: Path) -> dict[str, str]:
-    report = check_dataset(open_dataset(root))
+    report = check(root)
     return {problem.name: problem.reason for part in report.problems.values() for problem in part}
 
 
@@ -103,7 +101,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
 
 def test_good_images_alone_are_no_problem(tmp_path: Path) -> None:
     make_bad_folder(tmp_path, bad=0, good=120)
-    report = check_dataset(open_dataset(tmp_path))
+    report = check(tmp_path)
     assert not report.refused
     assert report.warnings() == []
     kinds = {finding.message.partition(" ")[2][:20] for finding in report.findings}

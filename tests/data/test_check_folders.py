@@ -10,16 +10,16 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from bad_images import TRAPS
 from image_files import folder, refusal, save
 
-from vitkit.data.checks.check import Report, check_dataset
+from vitkit import check, open_dataset
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.images.decode import decode
-from vitkit.data.sources.open import open_dataset
 
 COUNTS = {"train/a": 3, "train/b": 3, "train/c": 3, "val/a": 2, "val/b": 2, "val/c": 2}
 
@@ -70,7 +70,7 @@ def test_labels_are_aligned_by_name(tmp_path: Path, trap: str) -> None:
     assert abs(ours - accuracy_by_the_folders(root, dataset.classes, by_first_pixel)) <= 1e-9
     wrong = (*dataset.classes[1:], dataset.classes[0])
     assert ours != accuracy_by_the_folders(root, wrong, by_first_pixel)
-    report = check_dataset(dataset)
+    report = check(dataset)
     lines = [*report.notes, *(finding.message for finding in report.findings)]
     assert any(warning in line for line in lines)
 
@@ -88,23 +88,21 @@ def test_classes_that_differ_in_case_are_refused(tmp_path: Path) -> None:
 def test_an_image_in_train_and_val_is_reported(tmp_path: Path) -> None:
     root = folder(tmp_path, COUNTS)
     shutil.copy(root / "train" / "a" / "0.png", root / "val" / "a" / "seen.png")
-    (leak,) = (f for f in check_dataset(open_dataset(root)).findings if f.kind == "leak")
+    (leak,) = (f for f in check(root).findings if f.kind == "leak")
     assert leak.images == (("val/a/seen.png", "train/a/0.png"),)
 
 
-def checked(root: Path, **options: bool) -> Report:
+def checked(root: Path, **options: bool) -> Any:
     """A check that must end."""
-    reports: list[Report] = []
-    worker = threading.Thread(
-        target=lambda: reports.append(check_dataset(open_dataset(root, **options))), daemon=True
-    )
+    reports: list[Any] = []
+    worker = threading.Thread(target=lambda: reports.append(check(root, **options)), daemon=True)
     worker.start()
     worker.join(30)
     assert reports, "hangs"
     return reports[0]
 
 
-def problems(report: Report) -> dict[str, str]:
+def problems(report: Any) -> dict[str, str]:
     named = [(p.name, p.reason) for group in report.problems.values() for p in group]
     assert len(dict(named)) == len(named), "reported twice"
     return dict(named)
@@ -157,7 +155,7 @@ def test_files_that_are_replaced_and_lost_between_opening_and_looking(tmp_path: 
     (root / "train" / "a" / "1.png").unlink()
     (root / "train" / "a" / "1.png").mkdir()
     save(root / "train" / "a" / "2.png", 777)
-    assert problems(check_dataset(dataset)) == {
+    assert problems(check(dataset)) == {
         "train/a/0.png": "missing",
         "train/a/1.png": "not a file",
     }

@@ -7,6 +7,7 @@ import unicodedata
 
 import pytest
 
+from vitkit import DataError
 from vitkit.data.datasets.splitting import (
     doubtful_names,
     is_hidden,
@@ -16,7 +17,6 @@ from vitkit.data.datasets.splitting import (
     refuse_unknown_classes,
     unknown_classes,
 )
-from vitkit.errors import DataError
 from vitkit.messages import quote_list
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from image_files import contents, folder, refusal
 
-from vitkit.data.sources.open import open_dataset
-from vitkit.errors import DataError, ImageError
+from vitkit import DataError, ImageError, open_dataset
 
 
 def listing(root: Path, text: str, name: str = "data.csv") -> Path:

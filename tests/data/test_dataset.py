@@ -13,9 +13,8 @@ from image_files import (
     save,
 )
 
+from vitkit import DataError, SettingError, open_dataset
 from vitkit.data.datasets.splitting import stratified_split, with_validation
-from vitkit.data.sources.open import open_dataset
-from vitkit.errors import DataError, SettingError
 
 CHANGES: dict[str, Callable[[Path], None]] = {
     "an image": lambda root: save(root / "train/a/0.png", 900),

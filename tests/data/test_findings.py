@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +14,11 @@ from bad_images import photo
 from image_files import encode, folder
 from PIL import Image, ImageEnhance
 
-from vitkit.data.checks.check import Report, check_dataset, drop_or_refuse_unreadable
+from vitkit import check, open_dataset
+from vitkit.data.checks.check import drop_or_refuse_unreadable
 from vitkit.data.checks.copy_search import NONE, nearest_copies, same_pixels
 from vitkit.data.checks.findings import FINDING_KINDS, Finding
 from vitkit.data.datasets.scan import THUMBNAIL_SIDE, summarise
-from vitkit.data.sources.open import open_dataset
 
 SIZE = (200, 160)
 
@@ -35,13 +36,11 @@ def root(tmp_path: Path) -> Path:
 
 
 def findings_of(root: Path, kind: str) -> list[Finding]:
-    return [
-        finding for finding in check_dataset(open_dataset(root)).findings if finding.kind == kind
-    ]
+    return [finding for finding in check(root).findings if finding.kind == kind]
 
 
 def test_there_are_no_findings_for_images_without_fault(root: Path) -> None:
-    report = check_dataset(open_dataset(root))
+    report = check(root)
     assert report.findings == ()
     assert report.total == 30
     assert report.images == {"train": {"cat": 10, "dog": 10}, "val": {"cat": 5, "dog": 5}}
@@ -56,7 +55,7 @@ def test_the_same_pixels_in_two_splits_are_a_leak_whatever_the_file(root: Path) 
     assert "pixel for pixel" in leak.message
     assert findings_of(root, "near leak") == []
     assert findings_of(root, "two labels") == []
-    report = check_dataset(open_dataset(root))
+    report = check(root)
     assert not report.refused
     assert leak.message in report.warnings()
     assert leak.message in drop_or_refuse_unreadable(open_dataset(root), "refuse")[1].warnings()
@@ -122,7 +121,7 @@ def test_alike_images_are_reported_once_each(tmp_path: Path) -> None:
 
 
 def test_digits_are_not_taken_for_each_other() -> None:
-    report = check_dataset(open_dataset("digits"))
+    report = check("digits")
     assert report.findings == ()
 
 
@@ -209,7 +208,7 @@ def test_repeated_images_are_counted_once_each(root: Path) -> None:
 def test_empty_single_rare_and_missing_classes(tmp_path: Path) -> None:
     counts = {"train/a": 40, "train/b": 40, "train/c": 3, "train/d": 1, "train/e": 0, "train/f": 40,
               "val/a": 2, "val/c": 1, "val/d": 1, "val/f": 1}  # fmt: skip
-    report = check_dataset(open_dataset(folder(tmp_path, counts)))
+    report = check(folder(tmp_path, counts))
     messages = {finding.kind: finding.message for finding in report.findings}
     assert messages["empty class"] == "train has no images of class 'e'"
     assert (
@@ -250,10 +249,8 @@ def test_suspicious_sizes(root: Path) -> None:
 
 
 def test_small_images_are_usual_where_all_are_small(tmp_path: Path) -> None:
-    assert check_dataset(
-        open_dataset(folder(tmp_path, {"train/a": 4, "train/b": 4}))
-    ).findings == tuple(
-        f for f in check_dataset(open_dataset(tmp_path)).findings if f.kind == "blank"
+    assert check(open_dataset(folder(tmp_path, {"train/a": 4, "train/b": 4}))).findings == tuple(
+        f for f in check(tmp_path).findings if f.kind == "blank"
     )
 
 
@@ -274,7 +271,7 @@ def test_odd_modes_and_blank_images_are_reported(root: Path) -> None:
     Image.new("RGB", SIZE, "navy").save(path / "blank.png")
     descriptions = {
         name.rpartition("/")[2]: finding.message
-        for finding in check_dataset(open_dataset(root)).findings
+        for finding in check(root).findings
         if finding.kind in ("mode", "blank")
         for (name,) in finding.images
     }
@@ -290,7 +287,7 @@ def test_odd_modes_and_blank_images_are_reported(root: Path) -> None:
 def test_the_report_is_json_and_its_kinds_are_known(root: Path) -> None:
     (root / "val" / "cat" / "bad.png").write_bytes(b"words")
     (root / "val" / "cat" / "copy.png").write_bytes((root / "train/cat/0.png").read_bytes())
-    report: Report = check_dataset(open_dataset(root))
+    report: Any = check(root)
     stored = json.loads(json.dumps(report.as_dict()))
     assert stored["refused"] is True
     assert stored["problems"] == [

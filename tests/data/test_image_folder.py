@@ -18,12 +18,11 @@ from image_files import (
     save,
 )
 
-from vitkit.data.checks.check import check_dataset, drop_or_refuse_unreadable
+from vitkit import DataError, ImageError, check, open_dataset
+from vitkit.data.checks.check import drop_or_refuse_unreadable
 from vitkit.data.datasets.dataset import Dataset, FileSplit
 from vitkit.data.datasets.split import Split
 from vitkit.data.datasets.splitting import with_validation
-from vitkit.data.sources.open import open_dataset
-from vitkit.errors import DataError, ImageError
 
 
 @pytest.mark.parametrize("val", ["val", "valid", "validation", "Val", "dev", "eval"])
@@ -92,7 +91,7 @@ def test_files_with_other_endings_are_counted(tmp_path: Path) -> None:
     (warning,) = dataset.warnings
     assert "not read: 3 .heic; convert them" in warning
     assert "not read: 2 .txt, 1 .json, 1 without an ending" in dataset.notes
-    report = check_dataset(dataset)
+    report = check(dataset)
     assert warning in report.warnings()
     order = ["error", "warning", "note"]
     assert {f.severity for f in report.findings} >= {"warning", "note"}

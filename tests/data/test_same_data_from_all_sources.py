@@ -12,11 +12,11 @@ import pytest
 from shards import CLASSES, Sample, as_csv, as_folder, as_parquet, as_tars, samples, train_briefly
 
 import vitkit
+from vitkit import open_dataset
 from vitkit.data.augmentation.pipeline import Augmentation
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.pixel_cache import cached
 from vitkit.data.loading.loader import TrainingSteps, batches
-from vitkit.data.sources.open import open_dataset
 from vitkit.spec import Preprocess
 
 MAKERS: dict[str, Callable[[Path, Sequence[Sample]], str | Path]] = {

@@ -13,7 +13,7 @@ import tyro
 from tyro.conf import Positional
 
 from vitkit.cli.images import files_of_data
-from vitkit.cli.output import flags, fold, print_results, terminal_width
+from vitkit.cli.output import align, flags, fold, print_results, terminal_width
 from vitkit.cli.parsing import as_flags
 from vitkit.errors import DataError
 from vitkit.io.atomic import write_bytes
@@ -21,18 +21,11 @@ from vitkit.io.results import check_outputs, json_result
 from vitkit.messages import plural, progress_bar
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from vitkit.data.checks.check import Report
     from vitkit.data.checks.findings import Finding
-    from vitkit.data.datasets.dataset import Dataset
 
 LINES_SHOWN = 10
 """Images of a finding that are printed."""
-STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
-"""Colour of each severity."""
-
-
 EXAMPLES = (
     "vitkit check photos  # a folder with one folder of images per class",
     "vitkit check photos.csv --strict --output report.json  # exit code 2 at warnings, too",
@@ -77,12 +70,12 @@ def check_command(
             are checked with them, and stay as they are.
         workers: number of threads; 0 means one per core.
     """
-    from vitkit.data.checks.check import check_dataset
+    from vitkit.data.checks.check import check_dataset, open_corrected
 
     if output is not None:
         _check_output(output, data, data_root, relabel, overwrite=overwrite)
     choice = {"ignore_extra_classes": ignore_extra_classes, "follow_links": follow_links}
-    dataset = _open(data, data_root, relabel, **choice)
+    dataset = open_corrected(data, relabel, data_root=data_root, **choice)
     with progress_bar(sum(map(len, dataset.splits.values()))) as advance:
         report = check_dataset(dataset, workers=workers, advance=advance)
     _deliver(report, output, as_json=json)
@@ -101,30 +94,6 @@ def _check_output(
     kind = json_result("a report", ["refused", *(f.name for f in dataclasses.fields(Report))])
     inputs = chain(filter(None, [relabel]), files_of_data(data, output, kind, data_root=data_root))
     check_outputs([output], kind, inputs=inputs, overwrite=overwrite, flag="--output")
-
-
-def _open(
-    data: str,
-    data_root: str | None,
-    relabel: Path | None,
-    *,
-    ignore_extra_classes: bool,
-    follow_links: bool,
-) -> Dataset:
-    """Open the data, with corrected labels where a file of them is given."""
-    # imported here: the help of the command needs none of them
-    from vitkit.data.checks.check import with_corrections
-    from vitkit.data.datasets.split import read_label_changes
-    from vitkit.data.sources.open import open_dataset
-
-    changes = None if relabel is None else read_label_changes(relabel)
-    dataset = open_dataset(
-        data,
-        data_root=data_root,
-        ignore_extra_classes=ignore_extra_classes,
-        follow_links=follow_links,
-    )
-    return dataset if changes is None else with_corrections(dataset, changes)
 
 
 def _deliver(report: Report, output: Path | None, *, as_json: bool) -> None:
@@ -163,50 +132,35 @@ def run(arguments: list[str]) -> None:
 
 
 def _print(report: Report) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
     # Names are never cut; on a terminal, lines are broken between words.
-    console = Console(file=sys.stdout, soft_wrap=True, highlight=False, markup=False)
     width = terminal_width()
-    console.print(_table(report))
+    lines = [report.name, align(_table(report), width).rstrip("\n")]
     for finding in report.findings:
-        severity = Text(f"{finding.severity:<8}", style=STYLES[finding.severity])
-        # a severity has eight columns
-        console.print(severity + Text(fold(finding.message, width and width - 8)))
-        lines = _lines(report, finding)
-        for line in lines[:LINES_SHOWN]:
-            console.print(fold(f"        {line}", width))
+        lines.append(fold(f"{finding.severity:<8}{finding.message}", width))
+        images = _lines(report, finding)
+        lines += [fold(f"        {line}", width) for line in images[:LINES_SHOWN]]
         # the terminal shows a sample; the JSON has every image
-        if len(lines) > LINES_SHOWN:
-            console.print(f"        and {len(lines) - LINES_SHOWN:,} more; --output FILE lists all")
-    for note in report.notes:
-        severity = Text(f"{'note':<8}", style=STYLES["note"])
-        console.print(severity + Text(fold(note, width and width - 8)))
+        if len(images) > LINES_SHOWN:
+            lines.append(f"        and {len(images) - LINES_SHOWN:,} more; --output FILE lists all")
+    lines += [fold(f"{'note':<8}{note}", width) for note in report.notes]
     summary = f"{report.total:,} images checked"
     if not report.findings:
         summary = f"no problems found; {summary}"
     if report.recalled:
         summary += f", {report.recalled:,} of them unchanged since the last check"
-    console.print(fold(summary, width))
+    sys.stdout.writelines(f"{line}\n" for line in [*lines, fold(summary, width)])
 
 
-def _table(report: Report) -> Table:
+def _table(report: Report) -> list[tuple[str, ...]]:
     """Count images and classes of each split."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=Text(report.name), title_justify="left")
-    table.add_column("split")
-    for column in ("images", "unreadable", "classes", "smallest class"):
-        table.add_column(column, justify="right")
+    rows: list[tuple[str, ...]] = [("split", "images", "unreadable", "classes", "smallest class")]
     for split, counts in report.images.items():
         present = [count for count in counts.values() if count]
         unreadable = len(report.problems.get(split, ()))
-        numbers = [f"{sum(counts.values()):,}", f"{unreadable:,}", f"{len(present):,}"]
         smallest = f"{min(present):,}" if present else "-"
-        table.add_row(split, *numbers, smallest)
-    return table
+        total = f"{sum(counts.values()):,}"
+        rows.append((split, total, f"{unreadable:,}", f"{len(present):,}", smallest))
+    return rows
 
 
 def _lines(report: Report, finding: Finding) -> list[str]:

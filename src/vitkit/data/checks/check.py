@@ -31,8 +31,6 @@ from vitkit.messages import did_you_mean, escape, plural, quote_list
 __all__ = ["Problem", "Report", "check", "check_dataset", "drop_or_refuse_unreadable"]
 
 PROBLEMS_SHOWN = 5
-IMAGES_OF_A_FINDING = 20
-"""Entries that a short report lists of a finding; `more` counts the others."""
 
 
 @dataclass(frozen=True)
@@ -71,28 +69,25 @@ class Report:
                 warnings.append(finding.message)
         return warnings
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report as JSON values."""
+    def as_dict(self, most: int | None = None) -> dict[str, Any]:
+        """Return the report as JSON values.
+
+        Args:
+            most: images that are listed of a finding, and problems; `more` of each finding then
+                counts the others. None lists all.
+        """
         problems = []
         for split, of_split in self.problems.items():
-            for problem in of_split:
+            for problem in of_split[:most]:
                 problems.append({"split": split} | dataclasses.asdict(problem))
-        return vars(self) | {
-            "refused": self.refused,
-            "problems": problems,
-            "findings": [*map(dataclasses.asdict, self.findings)],
-        }
-
-    def as_short_dict(self) -> dict[str, Any]:
-        """Return the report as JSON values, with the first images of each finding alone."""
-        # Shortened first: a finding may name a million images, which take seconds to copy.
-        short = []
+        entries = []
         for finding in self.findings:
-            short.append(dataclasses.replace(finding, images=finding.images[:IMAGES_OF_A_FINDING]))
-        document = dataclasses.replace(self, findings=tuple(short)).as_dict()
-        for finding, entry in zip(self.findings, document["findings"], strict=True):
-            entry["more"] = len(finding.images) - len(entry["images"])
-        return document | {"problems": document["problems"][:IMAGES_OF_A_FINDING]}
+            # Shortened first: a finding may name a million images, which take seconds to copy.
+            short = dataclasses.replace(finding, images=finding.images[:most])
+            more = {} if most is None else {"more": len(finding.images) - len(short.images)}
+            entries.append(dataclasses.asdict(short) | more)
+        lists = {"problems": problems[:most], "findings": entries}
+        return vars(self) | {"refused": self.refused} | lists
 
 
 def check_dataset(
@@ -145,16 +140,21 @@ def check(
         MissingExtraError: a Parquet file or a set of the Hub, without `vitkit[hub]`.
         SettingError: a negative number of workers.
     """
-    changes = None if relabel is None else read_label_changes(relabel)
-    dataset = open_dataset(
+    dataset = open_corrected(
         data,
+        relabel,
         data_root=data_root,
         ignore_extra_classes=ignore_extra_classes,
         follow_links=follow_links,
     )
-    if changes is not None:
-        dataset = with_corrections(dataset, changes)
     return check_dataset(dataset, workers=workers)
+
+
+def open_corrected(data: DataSource, relabel: str | Path | None, **options: Any) -> Dataset:
+    """Open data as `open_dataset` does, with the corrected labels of a file, if there is one."""
+    changes = None if relabel is None else read_label_changes(relabel)
+    dataset = open_dataset(data, **options)
+    return dataset if changes is None else with_corrections(dataset, changes)
 
 
 def drop_or_refuse_unreadable(
@@ -291,23 +291,34 @@ def with_corrections(dataset: Dataset, changes: LabelChanges) -> Dataset:
             class than the list says, or that is listed under both its names with two new classes;
             the message names the first one and counts the others.
     """
-    _refuse_unknown_classes(dataset, changes)
-    numbers = {name: number for number, name in enumerate(dataset.classes)}
     labels = {name: split.labels.copy() for name, split in dataset.splits.items()}
+    places = _places(dataset, {change.path for change in changes.changes})
+    known = quote_list(dataset.classes)
+    first: dict[tuple[str, int], LabelChange] = {}
+    problems = []
+    for change in changes.changes:
+        problem = ""
+        if change.new not in dataset.classes:
+            near = did_you_mean(change.new, dataset.classes)
+            problem = f"no class {escape(change.new)!r}{near}; {dataset.name} has {known}"
+        elif change.path not in places:
+            example = _example(dataset)
+            problem = f"{dataset.name} has no image {escape(change.path)!r}{example}"
+        # a CSV may list an image more than once
+        for name, index in [] if problem else places[change.path]:
+            earlier = first.setdefault((name, index), change)
+            now = dataset.classes[dataset.splits[name].labels[index]]
+            problem = problem or _contradiction(change, earlier, now, dataset.name)
+            labels[name][index] = dataset.classes.index(change.new)
+        if problem:
+            problems.append(f"line {change.line}: {problem}")
+    if problems:
+        more = f" (and {len(problems) - 1:,} more lines)" if problems[1:] else ""
+        raise DataError(f"--relabel {changes.name}, {problems[0]}{more}")
     counts: dict[str, int] = {}
-    stale = []
-    for (name, index), change in _change_by_place(dataset, changes).items():
-        now = dataset.classes[labels[name][index]]
-        if now == change.new:
-            continue
-        if change.old and now != change.old:
-            stale.append(
-                f"line {change.line}: {escape(change.path)!r} is {now!r} in {dataset.name}, "
-                f"not {change.old!r}"
-            )
-        labels[name][index] = numbers[change.new]
-        counts[name] = counts.get(name, 0) + 1
-    _refuse(changes, stale, "")
+    for name, split in dataset.splits.items():
+        counts[name] = int((labels[name] != split.labels).sum())
+    counts = {name: count for name, count in counts.items() if count}
     splits = dict(dataset.splits)
     for name in counts:
         splits[name] = splits[name].relabelled(labels[name])
@@ -321,62 +332,31 @@ def with_corrections(dataset: Dataset, changes: LabelChanges) -> Dataset:
     )
 
 
-def _change_by_place(dataset: Dataset, changes: LabelChanges) -> dict[tuple[str, int], LabelChange]:
-    """Return the change of each listed image by its split and index."""
-    places = _places(dataset, {change.path for change in changes.changes})
-    unknown, twice = [], []
-    by_place: dict[tuple[str, int], LabelChange] = {}
-    for change in changes.changes:
-        if change.path not in places:
-            unknown.append(
-                f"line {change.line}: {dataset.name} has no image {escape(change.path)!r}"
-            )
-        # a CSV may list an image more than once
-        for place in places.get(change.path, ()):
-            first = by_place.setdefault(place, change)
-            if first.new != change.new:
-                twice.append(
-                    f"line {change.line}: {escape(change.path)!r} is the image of line "
-                    f"{first.line}, {first.new!r} there and {change.new!r} here"
-                )
-    _refuse(changes, unknown, _example(dataset))
-    _refuse(changes, twice, "; keep one of the lines")
-    return by_place
+def _contradiction(change: LabelChange, earlier: LabelChange, now: str, where: str) -> str:
+    """Return what is wrong with a change of an image of the class `now`; maybe ""."""
+    image = repr(escape(change.path))
+    if earlier.new != change.new:
+        return (
+            f"{image} is the image of line {earlier.line}, {earlier.new!r} there and "
+            f"{change.new!r} here; keep one of the lines"
+        )
+    if now not in (change.new, change.old or now):
+        return f"{image} is {now!r} in {where}, not {change.old!r}"
+    return ""
 
 
 def _places(dataset: Dataset, wanted: set[str]) -> dict[str, list[tuple[str, int]]]:
     """Return the split and the index of each image of a list that the dataset has."""
     places: dict[str, list[tuple[str, int]]] = {}
-    for name, split in dataset.splits.items():
-        for index in range(len(split)):
-            path = split.path(index)
-            if path in wanted:
-                places.setdefault(path, []).append((name, index))
-    rest = wanted - {*places}
-    if not rest:
-        return places
     # names as in predictions.csv are accepted, too
-    for name, split in dataset.splits.items():
-        for index in range(len(split)):
-            if split.name(index) in rest:
-                places.setdefault(split.name(index), []).append((name, index))
+    for is_path in (True, False):
+        rest = wanted - {*places}
+        for name, split in dataset.splits.items() if rest else ():
+            for index in range(len(split)):
+                image = split.path(index) if is_path else split.name(index)
+                if image in rest:
+                    places.setdefault(image, []).append((name, index))
     return places
-
-
-def _refuse_unknown_classes(dataset: Dataset, changes: LabelChanges) -> None:
-    problems = []
-    for change in changes.changes:
-        if change.new not in dataset.classes:
-            near = did_you_mean(change.new, dataset.classes)
-            problems.append(f"line {change.line}: no class {escape(change.new)!r}{near}")
-    _refuse(changes, problems, f"; {dataset.name} has {quote_list(dataset.classes)}")
-
-
-def _refuse(changes: LabelChanges, problems: list[str], mend: str) -> None:
-    """Raise `DataError` for the first of the problems, if there are any."""
-    if problems:
-        more = f" (and {len(problems) - 1:,} more)" if len(problems) > 1 else ""
-        raise DataError(f"--relabel {changes.name}, {problems[0]}{more}{mend}")
 
 
 def _example(dataset: Dataset) -> str:

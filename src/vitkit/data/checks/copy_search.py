@@ -10,13 +10,10 @@ images and 10,000 training images of Fashion-MNIST, nor of MNIST. All of Fashion
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 import numpy as np
 from jaxtyping import Float32, Int64, Shaped, UInt8, UInt64
 
 from vitkit.data.datasets.scan import ScanResult
-from vitkit.data.datasets.split import Split
 from vitkit.data.datasets.splitting import edges_of_runs
 
 LEAST_CORRELATION = 0.997
@@ -78,10 +75,17 @@ def nearest_copies(
     scores = np.full(len(few), np.nextafter(np.float32(LEAST_CORRELATION), np.float32(0)))
     # The axes are computed from one side only, so that both sides share the grid.
     axes = _axes(many)
-    grid = _Grid(_cells(many, axes))
+    cells = _cells(many, axes)
+    order = np.argsort(cells, kind="stable")
+    cells = cells[order]
     for views in (few, few[:, :, ::-1]) if mirrored else (few,):
-        for cell, rows in _by_cell(_cells(views, axes)):
-            near = grid.near(cell)
+        own = _cells(views, axes)
+        by_cell = np.argsort(own, kind="stable")
+        numbers, starts = np.unique(own[by_cell], return_index=True)
+        for cell, rows in zip(numbers.tolist(), np.split(by_cell, starts[1:]), strict=True):
+            if cell == NONE:
+                continue
+            near = _near(cell, cells, order)
             for start in range(0, len(rows), ROWS):
                 block = rows[start : start + ROWS]
                 _improve(best, scores, block, views[block], many, near, apart)
@@ -123,21 +127,22 @@ def _improve(
         scores[rows[better]] = value[better]
 
 
-class _Grid:
-    """Indices of thumbnails, sorted by the cell of the grid that each is in."""
+def _near(
+    cell: int, cells: Int64[np.ndarray, " N"], order: Int64[np.ndarray, " N"]
+) -> Int64[np.ndarray, " K"]:
+    """Return the indices in a cell and in all around it, ascending.
 
-    def __init__(self, cells: Int64[np.ndarray, " N"]) -> None:
-        self._order = np.argsort(cells, kind="stable")
-        self._cells = cells[self._order]
-
-    def near(self, cell: int) -> Int64[np.ndarray, " K"]:
-        """Return the indices in a cell and in all around it, ascending."""
-        # The cells along the last axis follow each other: three of them are one range.
-        middles = [cell + WIDTH * (WIDTH * x + y) for x in (-1, 0, 1) for y in (-1, 0, 1)]
-        starts = np.searchsorted(self._cells, [middle - 1 for middle in middles], "left")
-        ends = np.searchsorted(self._cells, [middle + 1 for middle in middles], "right")
-        parts = [self._order[start:end] for start, end in zip(starts, ends, strict=True)]
-        return np.sort(np.concatenate(parts))
+    Args:
+        cell: its number.
+        cells: the cell of each thumbnail, ascending (N,).
+        order: the index of each thumbnail (N,).
+    """
+    # The cells along the last axis follow each other: three of them are one range.
+    middles = np.array([cell + WIDTH * (WIDTH * x + y) for x in (-1, 0, 1) for y in (-1, 0, 1)])
+    starts = np.searchsorted(cells, middles - 1, "left")
+    ends = np.searchsorted(cells, middles + 1, "right")
+    parts = [order[start:end] for start, end in zip(starts, ends, strict=True)]
+    return np.sort(np.concatenate(parts))
 
 
 def _axes(thumbnails: UInt8[np.ndarray, "N h w"]) -> Float32[np.ndarray, "k a"]:
@@ -162,16 +167,6 @@ def _cells(
     return cells
 
 
-def _by_cell(cells: Int64[np.ndarray, " M"]) -> Iterator[tuple[int, Int64[np.ndarray, " R"]]]:
-    """Generate each cell and the indices of the thumbnails in it."""
-    order = np.argsort(cells, kind="stable")
-    # NONE is below all cells: images without contrast come first, and are left out.
-    order = order[np.searchsorted(cells[order], NONE, "right") :]
-    numbers, starts = np.unique(cells[order], return_index=True)
-    for number, start, end in zip(numbers, starts, np.append(starts, len(order))[1:], strict=True):
-        yield int(number), order[start:end]
-
-
 def _normal(thumbnails: UInt8[np.ndarray, "N h w"]) -> Float32[np.ndarray, "N k"]:
     """Return thumbnails with zero mean and length 1; zeros where there is hardly any contrast."""
     # The product of two rows is then their Pearson correlation.
@@ -180,14 +175,6 @@ def _normal(thumbnails: UInt8[np.ndarray, "N h w"]) -> Float32[np.ndarray, "N k"
     length = np.linalg.norm(flat, axis=1, keepdims=True)
     has_contrast = length >= LEAST_CONTRAST * flat.shape[1] ** 0.5
     return np.where(has_contrast, flat / np.maximum(length, 1), 0)
-
-
-def name_pairs(
-    pairs: Iterable[tuple[int, int]], here: Split, other: Split
-) -> Iterator[tuple[str, ...]]:
-    """Generate the names of pairs of images; a note takes only the first of them."""
-    for one, two in pairs:
-        yield here.name(one), other.name(two)
 
 
 def near_copies(

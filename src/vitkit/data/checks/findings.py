@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Int64
 
-from vitkit.data.checks.copy_search import LEAST_CORRELATION, name_pairs, near_copies, same_pixels
+from vitkit.data.checks.copy_search import LEAST_CORRELATION, near_copies, same_pixels
 from vitkit.data.datasets.scan import TRAITS, ScanResult
 from vitkit.data.datasets.split import Split
 from vitkit.data.datasets.splitting import doubtful_names, notes_on_classes
 from vitkit.messages import plural, quote_list
-
-# A finding of a check, and the images that findings are about.
 
 Severity = Literal["error", "warning", "note"]
 
@@ -77,37 +75,28 @@ def _new_finding(
 
 
 class ScannedImages:
-    """The readable images of all splits in one list, training first.
-
-    Attributes:
-        names: names of the splits.
-        split: the index in `names` of each image's split (N,).
-        indices: each image's index in its split (N,).
-        groups: numbers of images with the same pixels, for each set of copies.
-    """
+    """The readable images of all splits in one list, training first."""
 
     def __init__(self, splits: Mapping[str, Split], scans: Mapping[str, ScanResult]) -> None:
         self._splits = splits
         self._scans = scans
-        self.names = tuple(splits)
         readable = []
         for name, split in splits.items():
             unreadable = [problem.index for problem in scans[name].problems]
             readable.append(np.setdiff1d(np.arange(len(split)), unreadable))
         counts = [*map(len, readable)]
-        # All splits are concatenated; these are the offsets of the splits.
-        self._edges = np.cumsum(counts)[:-1]
-        self.indices = np.concatenate(readable)
+        self.names = tuple(splits)
+        """Names of the splits."""
         self.split = np.repeat(np.arange(len(counts), dtype=np.uint8), counts)
-        self.groups = same_pixels(self.column("pixels"))
+        """The index in `names` of each image's split (N,)."""
+        self.indices = np.concatenate(readable)
+        """Each image's index in its split (N,)."""
+        self.labels = self._of_readable(split.labels for split in splits.values())
+        """Class numbers (N,)."""
 
     def column(self, field: str) -> np.ndarray:
         """Return one field of all rows (N, ...)."""
         return self._of_readable(scan.rows[field] for scan in self._scans.values())
-
-    def labels(self) -> Int64[np.ndarray, " N"]:
-        """Return the class numbers (N,)."""
-        return self._of_readable(split.labels for split in self._splits.values())
 
     def name(self, number: int) -> str:
         """Return the name of an image."""
@@ -119,8 +108,9 @@ class ScannedImages:
         return tuple(map(self.name, numbers.tolist()))
 
     def _of_readable(self, columns: Iterable[np.ndarray]) -> np.ndarray:
-        by_split = np.split(self.indices, self._edges)
-        parts = [column[rows] for column, rows in zip(columns, by_split, strict=True)]
+        parts = []
+        for number, column in enumerate(columns):
+            parts.append(column[self.indices[self.split == number]])
         return np.concatenate(parts)
 
 
@@ -161,17 +151,12 @@ def findings(
     images = ScannedImages(splits, scans)
     unordered = itertools.chain(
         _unreadable(scans),
-        _leaks(images),
-        _near_leaks(splits, scans),
-        _two_labels(images, classes),
-        _near_two_labels(splits, scans, classes),
+        _copies(images, classes),
+        _near_copies(splits, scans, classes),
         _missing_classes(classes, images),
-        _doubtful_classes(classes),
-        _class_shifts(classes, splits),
+        (_new_finding("class names", message, (), 1) for message in doubtful_names(classes)),
         (_new_finding("layout", message, (), 1) for message in warnings),
         _traits(images),
-        _duplicates(images),
-        _near_duplicates(splits, scans),
         _sizes(images),
     )
     # The kinds are listed from errors to remarks.
@@ -239,35 +224,41 @@ DEVIATIONS = 5
 
 
 def _missing_classes(classes: Sequence[str], images: ScannedImages) -> Iterator[Finding]:
-    """Find classes without an image, and in train those with few."""
-    labels = images.labels()
-    labels_of_train = labels[images.split == 0]
-    for number, split in enumerate(images.names):
-        sizes = np.bincount(labels[images.split == number], minlength=len(classes))
-        counts = dict(zip(classes, sizes.tolist(), strict=True))
-        if number == 0:
-            kind = "empty class"
-            expected = list(classes)
-        else:  # a class that train lacks is reported once, for train
-            kind = "missing class"
-            expected = [classes[label] for label in np.unique(labels_of_train)]
+    """Find classes without an image, in train those with few, and other proportions elsewhere."""
+    sizes = []
+    for number in range(len(images.names)):
+        sizes.append(np.bincount(images.labels[images.split == number], minlength=len(classes)))
+    for split, of_split in zip(images.names, sizes, strict=True):
+        counts = dict(zip(classes, of_split.tolist(), strict=True))
+        is_first = split == images.names[0]
+        # a class that train lacks is reported once, for train
+        expected = [name for name, size in zip(classes, sizes[0], strict=True) if size or is_first]
         empty = [counts[name] for name in expected].count(0)
         for message in notes_on_classes(split, expected, counts):
+            kind = "empty class" if is_first else "missing class"
             yield _new_finding(kind, message, (), empty, split)
-        if number == 0:
+        if is_first:
             yield from _small_classes(split, counts)
+        elif of_split.any() and sizes[0].any():
+            here, there = of_split / of_split.sum(), sizes[0] / sizes[0].sum()
+            # Every image that moves from one class to another counts twice: hence the half.
+            moved = float(np.abs(here - there).sum()) / 2
+            if moved >= SHIFT and _is_beyond_chance(of_split, sizes[0]):
+                most = np.argsort(-np.abs(here - there), kind="stable")[:SHIFTS_SHOWN]
+                shown = ", ".join(f"{classes[c]!r} {here[c]:.0%} ({there[c]:.0%})" for c in most)
+                message = (
+                    f"the classes of {split} have other proportions than in {images.names[0]}: "
+                    f"{shown}"
+                )
+                count = round(moved * int(of_split.sum()))
+                yield _new_finding("class shift", message, (), count, split)
 
 
 def _small_classes(split: str, counts: Mapping[str, int]) -> Iterator[Finding]:
     filled = [count for count in counts.values() if count > 0]
     median = float(np.median(filled)) if filled else 0.0
-    single: list[str] = []
-    rare: list[str] = []
-    for name, count in counts.items():
-        if count == 1:
-            single.append(name)
-        elif 1 < count < RARE * median:
-            rare.append(name)
+    single = [name for name, count in counts.items() if count == 1]
+    rare = [name for name, count in counts.items() if 1 < count < RARE * median]
     if single:
         message = f"{split} has only one image of {_of_classes(single)}"
         yield _new_finding("single image", message, (), len(single), split)
@@ -278,31 +269,7 @@ def _small_classes(split: str, counts: Mapping[str, int]) -> Iterator[Finding]:
         yield _new_finding("rare class", message, (), len(rare), split)
 
 
-def _doubtful_classes(classes: Sequence[str]) -> Iterator[Finding]:
-    """Find class names that are probably one class, or no class."""
-    for message in doubtful_names(classes):
-        yield _new_finding("class names", message, (), 1)
-
-
-def _class_shifts(classes: Sequence[str], splits: Mapping[str, Split]) -> Iterator[Finding]:
-    """Find splits whose class proportions differ significantly from the first split's."""
-    counts_by_split = {}
-    for name, split in splits.items():
-        counts_by_split[name] = np.bincount(split.labels, minlength=len(classes)).astype(float)
-    (first, first_counts), *others = counts_by_split.items()
-    for name, counts in others:
-        here = counts / counts.sum()
-        there = first_counts / first_counts.sum()
-        # Every image that moves from one class to another counts twice: hence the half.
-        moved = float(np.abs(here - there).sum()) / 2
-        if moved >= SHIFT and _is_beyond_chance(counts, first_counts):
-            most = np.argsort(-np.abs(here - there), kind="stable")[:SHIFTS_SHOWN]
-            shown = ", ".join(f"{classes[c]!r} {here[c]:.0%} ({there[c]:.0%})" for c in most)
-            message = f"the classes of {name} have other proportions than in {first}: {shown}"
-            yield _new_finding("class shift", message, (), round(moved * counts.sum()), name)
-
-
-def _is_beyond_chance(one: Float64[np.ndarray, " K"], other: Float64[np.ndarray, " K"]) -> bool:
+def _is_beyond_chance(one: Int64[np.ndarray, " K"], other: Int64[np.ndarray, " K"]) -> bool:
     """Return True if two class counts differ significantly (chi-squared test).
 
     Pearson's chi-squared is then more than five standard deviations above its mean.
@@ -323,83 +290,7 @@ def _of_classes(names: Sequence[str]) -> str:
     return f"{'class' if len(names) == 1 else 'classes'} {quote_list(names)}"
 
 
-# Findings about copies: the same or nearly the same images with two labels, or in one split.
-
-
-def _two_labels(images: ScannedImages, classes: Sequence[str]) -> Iterator[Finding]:
-    """Find copies under more than one class."""
-    labels = images.labels()
-    groups = []
-    names_of_classes = set()
-    for group in images.groups:
-        of_group = np.unique(labels[group]).tolist()
-        if len(of_group) > 1:
-            groups.append(group)
-            names_of_classes |= {classes[label] for label in of_group}
-    if groups:
-        message = (
-            f"{plural(len(groups), 'image')} with more than one label, of "
-            f"{quote_list(sorted(names_of_classes))}; correct the labels"
-        )
-        yield _new_finding("two labels", message, map(images.names_of, groups), len(groups))
-
-
-def _near_two_labels(
-    splits: Mapping[str, Split], scans: Mapping[str, ScanResult], classes: Sequence[str]
-) -> Iterator[Finding]:
-    """Find images that are nearly the same under two classes."""
-    # Not mirrored: the mirror image of a left arrow is a right arrow.
-    named: dict[frozenset[tuple[str, int]], tuple[str, ...]] = {}
-    involved: set[int] = set()
-    for other, here in itertools.combinations_with_replacement(splits, 2):
-        labels = splits[here].labels
-        other_labels = splits[other].labels
-        for one, two in near_copies(scans[here], scans[other], apart=(labels, other_labels)):
-            names = tuple(sorted((splits[here].name(one), splits[other].name(two))))
-            named[frozenset(((here, one), (other, two)))] = names
-            involved |= {int(labels[one]), int(other_labels[two])}
-    if named:
-        names_of_classes = sorted(classes[label] for label in involved)
-        message = (
-            f"{plural(len(named), 'pair')} of nearly the same images with different labels, of "
-            f"{quote_list(names_of_classes)}; check the labels"
-        )
-        yield _new_finding("near two labels", message, named.values(), len(named))
-
-
-def _duplicates(images: ScannedImages) -> Iterator[Finding]:
-    """Find copies inside of a split."""
-    for number, split in enumerate(images.names):
-        groups = []
-        extra = 0
-        for group in images.groups:
-            of_split = group[images.split[group] == number]
-            if len(of_split) > 1:
-                groups.append(of_split)
-                extra += len(of_split) - 1  # all copies but one could be removed
-        if groups:
-            message = f"{plural(extra, 'duplicate')} in {split}"
-            yield _new_finding("duplicate", message, map(images.names_of, groups), extra, split)
-
-
-def _near_duplicates(
-    splits: Mapping[str, Split], scans: Mapping[str, ScanResult]
-) -> Iterator[Finding]:
-    """Find images that are nearly the same inside of a split."""
-    for name, split in splits.items():
-        own = np.arange(len(split))  # an image is no copy of itself
-        copies = near_copies(scans[name], scans[name], (own, own))
-        # Each of a pair may be the nearest copy of the other: the pair counts once.
-        pairs = {(min(pair), max(pair)) for pair in copies}
-        if pairs:
-            involved = np.unique([*pairs])
-            are = "is" if len(involved) == 1 else "are"
-            message = f"{plural(len(involved), 'image')} of {name} {are} nearly the same as another"
-            named = name_pairs(sorted(pairs), split, split)
-            yield _new_finding("near duplicate", message, named, len(involved), name)
-
-
-# Leaks: images of a split that are also in an earlier one, exactly or nearly.
+# Copies: the same or nearly the same images in two splits, under two classes, or in one split.
 
 LEAKS = {
     "leak": "of {split} {are} also in {other}, pixel for pixel; scores on {split} are too high",
@@ -408,31 +299,80 @@ LEAKS = {
 }
 
 
-def _leaks(images: ScannedImages) -> Iterator[Finding]:
-    """Find images of a split that are also in an earlier one."""
-    pairs: dict[tuple[int, int], list[tuple[str, ...]]] = {}
-    for group in images.groups:
-        first: dict[int, int] = {}
-        for number in map(int, group):
-            first.setdefault(int(images.split[number]), number)
+def _copies(images: ScannedImages, classes: Sequence[str]) -> Iterator[Finding]:
+    """Find images with the same pixels: leaks, copies under several classes, duplicates."""
+    leaks: dict[tuple[int, int], list[tuple[str, ...]]] = {}
+    repeated: dict[int, list[Int64[np.ndarray, " M"]]] = {}
+    mixed = []
+    involved: set[int] = set()
+    for group in same_pixels(images.column("pixels")):
+        splits = images.split[group]
+        labels = {*images.labels[group].tolist()}
+        if len(labels) > 1:
+            mixed.append(group)
+            involved |= labels
         # Training is the first split: a copy in test is a leak from train, not the reverse.
-        original = min(first)
-        for number in map(int, group):
-            split = int(images.split[number])
-            if split != original:
-                names = (images.name(number), images.name(first[original]))
-                pairs.setdefault((split, original), []).append(names)
-    for (split, original), named in sorted(pairs.items()):
-        yield _leak("leak", images.names[split], images.names[original], named, len(named))
+        first = int(splits.min())
+        original = images.name(int(group[splits == first][0])) if splits.max() > first else ""
+        for split in np.unique(splits).tolist():
+            of_split = group[splits == split]
+            if split != first:
+                pairs = leaks.setdefault((split, first), [])
+                pairs += [(images.name(number), original) for number in of_split.tolist()]
+            if len(of_split) > 1:
+                repeated.setdefault(split, []).append(of_split)
+    for (split, first), named in sorted(leaks.items()):
+        yield _leak("leak", images.names[split], images.names[first], named, len(named))
+    if mixed:
+        message = (
+            f"{plural(len(mixed), 'image')} with more than one label, of "
+            f"{quote_list(sorted(classes[label] for label in involved))}; correct the labels"
+        )
+        yield _new_finding("two labels", message, map(images.names_of, mixed), len(mixed))
+    for split, groups in sorted(repeated.items()):
+        extra = sum(map(len, groups)) - len(groups)  # all copies but one could be removed
+        name = images.names[split]
+        message = f"{plural(extra, 'duplicate')} in {name}"
+        yield _new_finding("duplicate", message, map(images.names_of, groups), extra, name)
 
 
-def _near_leaks(splits: Mapping[str, Split], scans: Mapping[str, ScanResult]) -> Iterator[Finding]:
-    """Find images of a split that are nearly the same as one of an earlier split."""
-    for other, here in itertools.combinations(splits, 2):
+def _near_copies(
+    splits: Mapping[str, Split], scans: Mapping[str, ScanResult], classes: Sequence[str]
+) -> Iterator[Finding]:
+    """Find images that are nearly the same: leaks, pairs under two classes, duplicates."""
+    named: dict[frozenset[tuple[str, int]], tuple[str, ...]] = {}
+    involved: set[int] = set()
+    for other, here in itertools.combinations_with_replacement(splits, 2):
+        one, two = splits[here], splits[other]
+        # Not mirrored: the mirror image of a left arrow is a right arrow.
+        for i, k in near_copies(scans[here], scans[other], apart=(one.labels, two.labels)):
+            named[frozenset(((here, i), (other, k)))] = tuple(sorted((one.name(i), two.name(k))))
+            involved |= {int(one.labels[i]), int(two.labels[k])}
+        if here == other:
+            yield from _near_duplicates(here, one, scans[here])
+            continue
         pairs = near_copies(scans[here], scans[other], mirrored=True)
         if pairs:
-            named = name_pairs(pairs, splits[here], splits[other])
-            yield _leak("near leak", here, other, named, len(pairs))
+            names = ((one.name(i), two.name(k)) for i, k in pairs)
+            yield _leak("near leak", here, other, names, len(pairs))
+    if named:
+        message = (
+            f"{plural(len(named), 'pair')} of nearly the same images with different labels, of "
+            f"{quote_list(sorted(classes[label] for label in involved))}; check the labels"
+        )
+        yield _new_finding("near two labels", message, named.values(), len(named))
+
+
+def _near_duplicates(name: str, split: Split, scan: ScanResult) -> Iterator[Finding]:
+    own = np.arange(len(split))  # an image is no copy of itself
+    # Each of a pair may be the nearest copy of the other: the pair counts once.
+    pairs = {(min(pair), max(pair)) for pair in near_copies(scan, scan, (own, own))}
+    if pairs:
+        involved = np.unique([*pairs])
+        are = "is" if len(involved) == 1 else "are"
+        message = f"{plural(len(involved), 'image')} of {name} {are} nearly the same as another"
+        names = ((split.name(i), split.name(k)) for i, k in sorted(pairs))
+        yield _new_finding("near duplicate", message, names, len(involved), name)
 
 
 def _leak(

@@ -1,4 +1,8 @@
-"""Datasets known by name: digits, MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100, and their files."""
+"""Datasets known by name: digits, MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100.
+
+The files of their authors are looked for in the known folders, and downloaded where they are in
+none of them. Their SHA-256 are those that TensorFlow Datasets and torchvision publish.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,9 @@ import io
 import math
 import os
 import struct
+import tarfile
 import zlib
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +22,8 @@ from jaxtyping import Int64, UInt8
 from vitkit.data.datasets.dataset import ArraySplit, Dataset, array_digests, dataset_fingerprint
 from vitkit.data.datasets.split import Split
 from vitkit.data.datasets.splitting import stratified_split
-from vitkit.data.sources.huggingface import open_from_hub
 from vitkit.data.sources.image_folder import open_folder
+from vitkit.data.sources.shards import fetch_data
 from vitkit.errors import DataError
 from vitkit.io.caches import cache_folder
 from vitkit.messages import nearest_parent
@@ -43,18 +47,33 @@ IDX_CLASSES = {
         "Ankle boot",
     ),
 }
-HOW_TO_GET = {
-    "mnist": "pass the folder of train-images-idx3-ubyte and its three companions as --data-root "
-    "(`torchvision.datasets.MNIST('.', download=True)` downloads them to MNIST/raw)",
-    "fashion-mnist": "pass the folder of train-images-idx3-ubyte and its three companions as "
-    "--data-root (`torchvision.datasets.FashionMNIST('.', download=True)` downloads them to "
-    "FashionMNIST/raw, the Debian package dataset-fashion-mnist installs them)",
+ADDRESSES = {
+    "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "fashion-mnist": "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/"
+    "data/fashion/",
+    "cifar10": "https://www.cs.toronto.edu/~kriz/",
+    "cifar100": "https://www.cs.toronto.edu/~kriz/",
 }
-IDX_ON_THE_HUB = {
-    "mnist": "hf://ylecun/mnist",
-    "fashion-mnist": "hf://zalando-datasets/fashion_mnist",
-}
+"""Where the files of a dataset are downloaded from."""
 _IDX_PARTS = {"train": "train", "test": "t10k"}
+IDX_STEMS = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+SHA256 = {
+    "mnist": """
+        440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609
+        3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c
+        8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6
+        f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6""",
+    "fashion-mnist": """
+        3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84
+        a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845
+        346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073
+        67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5""",
+    "cifar10": "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+    "cifar100": "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+}
+"""Of the files of `IDX_STEMS` in this order, or of the archive."""
+LabelledImages = tuple[UInt8[np.ndarray, "N H W C"], Int64[np.ndarray, " N"]]
+"""Images (N, H, W, C) and class numbers (N,)."""
 
 
 def open_digits() -> Dataset:
@@ -88,88 +107,82 @@ def known_folders(name: str, data_root: Path | None) -> tuple[Path, ...]:
     return (data_root / name, data_root, *folders)
 
 
+def _downloaded(name: str, file: str, searched: Sequence[Path]) -> Path:
+    """Return a file of a dataset that is in none of the folders, downloaded once."""
+    digests = SHA256[name].split()
+    digest = digests[IDX_STEMS.index(file.removesuffix("-ubyte.gz"))] if digests[1:] else digests[0]
+    try:
+        return fetch_data(f"{ADDRESSES[name]}{file}", digest)
+    except DataError as error:
+        raise DataError(
+            f"{name} not found; {error}; or pass the folder of its files as --data-root; searched "
+            f"{', '.join(map(str, searched))}"
+        ) from None
+
+
+def _dataset(
+    name: str, parts: Mapping[str, LabelledImages], where: Path, notes: Sequence[str] = ()
+) -> Dataset:
+    """Return the dataset of images and labels by split, which were read from `where`."""
+    classes = IDX_CLASSES.get(name) or CIFAR_CLASSES[name]
+    splits: dict[str, Split] = {}
+    marks = {}
+    for split, (images, labels) in parts.items():
+        if images.ndim != 4 or labels.ndim != 1 or len(images) != len(labels) or not images.size:
+            raise DataError(
+                f"{where}: expected images and labels (N,) of {split}, got {images.shape} and "
+                f"{labels.shape}"
+            )
+        wrong = np.flatnonzero(labels >= len(classes))
+        if len(wrong):
+            raise DataError(
+                f"{where}: expected labels below {len(classes)}, got {labels[wrong[0]]} for "
+                f"image {wrong[0]} of {split}"
+            )
+        splits[split] = ArraySplit(images, labels, f"{name}/{split}")
+        marks[split] = (labels, array_digests(images))
+    return Dataset(name, classes, splits, dataset_fingerprint(classes, marks), tuple(notes))
+
+
 def open_idx(name: str, folders: Sequence[Path]) -> Dataset:
-    """Open MNIST or Fashion-MNIST from the first folder with its training images, or the Hub.
+    """Open MNIST or Fashion-MNIST from the first folder with its training images, or download it.
 
     Args:
         name: "mnist" or "fashion-mnist".
         folders: folders to look in, in order.
 
     Raises:
-        DataError: in none of them, a companion missing, or files that do not fit together.
+        DataError: in none of them and out of reach, a companion missing, or files that do not fit
+            together.
     """
-    classes = IDX_CLASSES[name]
-    folder = _first_with_images(folders)
-    if folder is None:
-        return _on_the_hub(name, folders)
-    splits: dict[str, Split] = {}
-    parts = {}
+    folder = next((place for place in folders if _find(place, "train-images-idx3")), None)
+    parts: dict[str, LabelledImages] = {}
     for split, prefix in _IDX_PARTS.items():
         # A split is two independent files: both are needed, with the same number of entries.
-        images = read_idx(_require(folder, f"{prefix}-images", 3, name))
-        labels = read_idx(_require(folder, f"{prefix}-labels", 1, name)).astype(np.int64)
-        _check(images, labels, len(classes), folder / prefix)
-        splits[split] = ArraySplit(images[..., None], labels, f"{name}/{split}")
-        parts[split] = (labels, array_digests(images))
-    return Dataset(name, classes, splits, dataset_fingerprint(classes, parts))
+        arrays = []
+        for stem in (f"{prefix}-images-idx3", f"{prefix}-labels-idx1"):
+            if folder is None:
+                path: Path | None = _downloaded(name, f"{stem}-ubyte.gz", folders)
+            else:
+                path = _find(folder, stem)
+            if path is None:
+                raise DataError(
+                    f"{folder}: {stem}-ubyte of {name} is missing; download it from "
+                    f"{ADDRESSES[name]}"
+                )
+            arrays.append(read_idx(path))
+        parts[split] = (arrays[0][..., None], arrays[1].astype(np.int64))
+    return _dataset(name, parts, folder or Path(name))
 
 
-def _first_with_images(folders: Sequence[Path]) -> Path | None:
-    for folder in folders:
-        if _find(folder, "train-images", 3) is not None:
-            return folder
-    return None
-
-
-def _on_the_hub(name: str, folders: Sequence[Path]) -> Dataset:
-    dataset = open_from_hub(IDX_ON_THE_HUB[name], name, folders, HOW_TO_GET[name])
-    # The Hub spells some class names differently; vitkit's are used, so that checkpoints fit both.
-    ours = IDX_CLASSES[name]
-    if list(map(_letters, dataset.classes)) != list(map(_letters, ours)):
-        raise DataError(
-            f"{IDX_ON_THE_HUB[name]}: expected the classes {', '.join(ours)}, got "
-            f"{', '.join(dataset.classes)}"
-        )
-    return replace(dataset, name=name, classes=ours)
-
-
-def _letters(name: str) -> str:
-    """Return the letters of a class name: `T - shirt / top` and `T-shirt/top` are one class."""
-    return "".join(filter(str.isalnum, name)).lower()
-
-
-def _find(folder: Path, stem: str, dimensions: int) -> Path | None:
+def _find(folder: Path, stem: str) -> Path | None:
     """Return an IDX file under any of its usual names; None where there is none."""
-    for dot in ("-", "."):
-        for ending in ("", ".gz"):
-            path = folder / f"{stem}{dot}idx{dimensions}-ubyte{ending}"
+    for name in (stem, ".".join(stem.rsplit("-", 1))):
+        for ending in ("-ubyte", "-ubyte.gz"):
+            path = folder / f"{name}{ending}"
             if path.is_file():
                 return path
     return None
-
-
-def _require(folder: Path, stem: str, dimensions: int, name: str) -> Path:
-    path = _find(folder, stem, dimensions)
-    if path is None:
-        raise DataError(
-            f"{folder}: {stem}-idx{dimensions}-ubyte of {name} is missing; {HOW_TO_GET[name]}"
-        )
-    return path
-
-
-def _check(
-    images: UInt8[np.ndarray, " ..."], labels: Int64[np.ndarray, " ..."], classes: int, where: Path
-) -> None:
-    if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels) or not images.size:
-        raise DataError(
-            f"{where}-*: expected images (N, H, W) and labels (N,), "
-            f"got {images.shape} and {labels.shape}"
-        )
-    if labels.max() >= classes:
-        row = int(np.argmax(labels >= classes))
-        raise DataError(
-            f"{where}-labels*: expected labels below {classes}, got {labels[row]} in row {row}"
-        )
 
 
 # CIFAR-10 and CIFAR-100 in the layouts that cannot run code.
@@ -177,9 +190,9 @@ def _check(
 # A. Krizhevsky: "Learning Multiple Layers of Features from Tiny Images", 2009. 60,000 colour images
 # of 32 x 32. Two layouts are read:
 #
-#     the binary version    data_batch_1.bin ... test_batch.bin, or train.bin and test.bin; each
-#                           image is its label (CIFAR-100: coarse, then fine), then 32 x 32 values
-#                           each of red, green and blue
+#     the binary version    data_batch_1.bin ... test_batch.bin, or train.bin and test.bin, unpacked
+#                           or in their archive; each image is its label (CIFAR-100: coarse, then
+#                           fine), then 32 x 32 values each of red, green and blue
 #     folders of images     train/<class>/*.png and test/<class>/*.png
 
 CIFAR_SIDE = 32
@@ -204,96 +217,78 @@ BINARY: dict[str, dict[str, tuple[str, ...]]] = {
     "cifar100": {"train": ("train.bin",), "test": ("test.bin",)},
 }
 BINARY_FOLDER = {"cifar10": "cifar-10-batches-bin", "cifar100": "cifar-100-binary"}
-PICKLED = {
-    "cifar10": ("cifar-10-batches-py", "data_batch_1"),
-    "cifar100": ("cifar-100-python", "train"),
-}
 ARCHIVE = {"cifar10": "cifar-10-binary.tar.gz", "cifar100": "cifar-100-binary.tar.gz"}
-ADDRESS = "https://www.cs.toronto.edu/~kriz/"
-"""The author's page, which has the archives."""
-CIFAR_ON_THE_HUB = {"cifar10": "hf://uoft-cs/cifar10", "cifar100": "hf://uoft-cs/cifar100"}
-
-
-LabelledImages = tuple[UInt8[np.ndarray, "N H W C"], Int64[np.ndarray, " N"]]
+MOST_BYTES = 200_000_000
+"""Of a file in an archive; CIFAR's have at most 154 MB."""
 
 
 def open_cifar(name: str, folders: Sequence[Path]) -> Dataset:
-    """Open CIFAR from the first folder that holds it, else from the Hub.
+    """Open CIFAR from the first folder that holds it, else download it.
 
     Args:
         name: "cifar10" or "cifar100".
         folders: folders to look in, in order.
 
     Raises:
-        DataError: nowhere, only as a pickle, or files with other contents than CIFAR's.
+        DataError: nowhere, or files with other contents than CIFAR's.
     """
-    # Either the folder in the archive, or its files.
+    # Either the folder in the archive, its files, or the archive.
     for parent in folders:
-        for below in (".", BINARY_FOLDER[name]):
-            dataset = _open_here(name, parent / below)
-            if dataset is not None:
-                return dataset
-    _refuse_unread_layouts(name, folders)
-    how = (
-        f"unpack {ADDRESS}{ARCHIVE[name]} and pass the folder that contains "
-        f"{BINARY_FOLDER[name]} as --data-root"
-    )
-    return open_from_hub(CIFAR_ON_THE_HUB[name], name, folders, how)
+        for folder in (parent, parent / BINARY_FOLDER[name]):
+            # The test file alone is not enough to choose a layout; if it is missing, that is an
+            # error.
+            if all((folder / file).is_file() for file in BINARY[name]["train"]):
+                files = BINARY[name]["train"] + BINARY[name]["test"]
+                found = [file for file in files if (folder / file).is_file()]
+                contents = {file: (folder / file).read_bytes() for file in found}
+                return _open_binary(name, folder, contents)
+            if (folder / "train").is_dir() and (folder / "test").is_dir():
+                return _open_folders(name, folder)
+        if (parent / ARCHIVE[name]).is_file():
+            return _open_archive(name, parent / ARCHIVE[name])
+    return _open_archive(name, _downloaded(name, ARCHIVE[name], folders))
 
 
-def _open_here(name: str, folder: Path) -> Dataset | None:
-    """Open CIFAR from the layout found in a folder; None if there is none."""
-    # The test file alone is not enough to choose a layout; if it is missing, that is an error.
-    if all((folder / file).is_file() for file in BINARY[name]["train"]):
-        parts = {split: _read_binary(name, folder, split) for split in COUNTS}
-        return _open_arrays(name, folder, parts)
-    if (folder / "train").is_dir() and (folder / "test").is_dir():
-        return _open_folders(name, folder)
-    return None
+def _open_archive(name: str, path: Path) -> Dataset:
+    contents: dict[str, bytes] = {}
+    try:
+        with tarfile.open(path, "r:gz") as tar:
+            for member in tar:
+                file = tar.extractfile(member) if member.size < MOST_BYTES else None
+                if file is not None:
+                    contents[Path(member.name).name] = file.read()
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read: {error}; download it again") from None
+    return _open_binary(name, path, contents)
 
 
-def _open_arrays(name: str, folder: Path, parts: dict[str, LabelledImages]) -> Dataset:
-    classes = CIFAR_CLASSES[name]
-    splits: dict[str, Split] = {}
-    marks = {}
-    notes = []
-    for split, (images, labels) in parts.items():
-        wrong = np.flatnonzero(labels >= len(classes))
-        if len(wrong):
-            raise DataError(
-                f"{folder}: expected labels below {len(classes)}, got {labels[wrong[0]]} for "
-                f"image {wrong[0]} of {split}"
-            )
-        if len(images) != COUNTS[split]:
-            notes.append(
-                f"{split} has {len(images):,} images; the complete dataset has {COUNTS[split]:,}"
-            )
-        splits[split] = ArraySplit(images, labels, f"{name}/{split}")
-        marks[split] = (labels, array_digests(images))
-    return Dataset(name, classes, splits, dataset_fingerprint(classes, marks), tuple(notes))
-
-
-def _read_binary(name: str, folder: Path, split: str) -> LabelledImages:
+def _open_binary(name: str, where: Path, contents: Mapping[str, bytes]) -> Dataset:
+    """Open the binary version, of which `contents` has the files."""
     labels_each = 1 if name == "cifar10" else 2
     record = labels_each + CIFAR_VALUES
-    images, labels = [], []
-    for part in BINARY[name][split]:
-        file = folder / part
-        if not file.is_file():
-            raise DataError(f"{file}: no such file; the binary version of {name} contains it")
-        content = np.fromfile(file, np.uint8)
-        # A truncated download hardly ever ends at the end of an image.
-        if not len(content) or len(content) % record:
-            raise DataError(
-                f"{file}: expected images of {record:,} bytes each, got {len(content):,} bytes; "
-                "download the file again"
-            )
-        rows = content.reshape(-1, record)  # (N, labels and values)
-        labels.append(rows[:, labels_each - 1].astype(np.int64))  # the fine label comes last
-        planes = rows[:, labels_each:].reshape(-1, 3, CIFAR_SIDE, CIFAR_SIDE)
+    parts: dict[str, LabelledImages] = {}
+    notes = []
+    for split, files in BINARY[name].items():
+        content = b""
+        for file in files:
+            size = len(contents.get(file, b""))
+            # A truncated download hardly ever ends at the end of an image.
+            if not size or size % record:
+                raise DataError(
+                    f"{where / file}: expected images of {record:,} bytes each, got {size:,} "
+                    "bytes; download the file again"
+                )
+            content += contents[file]
+        rows = np.frombuffer(content, np.uint8).reshape(-1, record)  # (N, labels and values)
+        labels = rows[:, labels_each - 1].astype(np.int64)  # the fine label comes last
         # A file has all red values of an image, then all green, then all blue.
-        images.append(planes.transpose(0, 2, 3, 1))
-    return np.ascontiguousarray(np.concatenate(images)), np.concatenate(labels)
+        planes = rows[:, labels_each:].reshape(-1, 3, CIFAR_SIDE, CIFAR_SIDE)
+        parts[split] = (np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels)
+        if len(rows) != COUNTS[split]:
+            notes.append(
+                f"{split} has {len(rows):,} images; the complete dataset has {COUNTS[split]:,}"
+            )
+    return _dataset(name, parts, where, notes)
 
 
 def _open_folders(name: str, folder: Path) -> Dataset:
@@ -307,37 +302,14 @@ def _open_folders(name: str, folder: Path) -> Dataset:
     return dataset
 
 
-def _refuse_unread_layouts(name: str, folders: Sequence[Path]) -> None:
-    """Refuse the pickled version and the archive, with the way to a layout that is read."""
-    pickled, first = PICKLED[name]
-    for parent in folders:
-        for folder in (parent / pickled, parent):
-            if (folder / first).is_file():
-                raise DataError(
-                    f"{folder}: this version of {name} is a pickle, which can run code when it "
-                    f"is loaded; download the binary version ({ARCHIVE[name]}) and put its "
-                    f"folder {BINARY_FOLDER[name]} beside it"
-                )
-        if (parent / ARCHIVE[name]).is_file():
-            raise DataError(
-                f"{parent / ARCHIVE[name]}: not unpacked; run tar -xzf {ARCHIVE[name]} in its "
-                "folder"
-            )
-
-
 # IDX files, the format of MNIST and similar datasets, gzipped or not.
 #
 # An IDX file is two zero bytes, a type byte (8: uint8), the number of dimensions, each dimension as
-# a big-endian uint32, then the values in C order. The declared size is checked against the size of
-# the file before memory is taken.
+# a big-endian uint32, then the values in C order.
 
 GZIP_MAGIC = b"\x1f\x8b"
 UINT8 = 8
-TYPE_NAMES = {9: "int8", 11: "int16", 12: "int32", 13: "float32", 14: "float64"}
-MOST_DIMENSIONS = 255
 IDX_BLOCK = 1 << 20
-# Deflate cannot shrink by more (RFC 1951: 258 bytes from 2 bits).
-MOST_INFLATION = 1032
 
 
 def read_idx(path: str | os.PathLike[str]) -> UInt8[np.ndarray, " ..."]:
@@ -351,28 +323,18 @@ def read_idx(path: str | os.PathLike[str]) -> UInt8[np.ndarray, " ..."]:
         with path.open("rb") as raw:
             is_gzip = raw.read(2) == GZIP_MAGIC
             raw.seek(0)
-            size = os.fstat(raw.fileno()).st_size
             if not is_gzip:
-                return _read(raw, path, most=size)
-            with gzip.GzipFile(fileobj=raw) as stream:
-                return _read(stream, path, most=size * MOST_INFLATION)
+                return _read(raw, path)
+            with gzip.open(raw) as stream:
+                return _read(stream, path)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; {nearest_parent(path)}") from None
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read as an IDX file: {error}") from error
 
 
-def write_idx(path: str | os.PathLike[str], array: np.ndarray) -> None:
-    """Write `array`, uint8, gzipped where the name ends in .gz; the same array, the same bytes.
-
-    Raises:
-        DataError: an array that is not uint8, or has no dimension or more than 255.
-    """
-    if array.dtype != np.uint8 or not 1 <= array.ndim <= MOST_DIMENSIONS:
-        raise DataError(
-            f"{path}: expected a uint8 array of 1 to {MOST_DIMENSIONS} dimensions, "
-            f"got {array.dtype} of {array.ndim}"
-        )
+def write_idx(path: str | os.PathLike[str], array: UInt8[np.ndarray, " ..."]) -> None:
+    """Write a uint8 array, gzipped where the name ends in .gz; the same array, the same bytes."""
     header = struct.pack(f">HBB{array.ndim}I", 0, UINT8, array.ndim, *array.shape)
     content = header + array.tobytes()
     if str(path).endswith(".gz"):
@@ -381,36 +343,25 @@ def write_idx(path: str | os.PathLike[str], array: np.ndarray) -> None:
     Path(path).write_bytes(content)
 
 
-def _read(
-    stream: gzip.GzipFile | io.BufferedReader, path: Path, most: int
-) -> UInt8[np.ndarray, " ..."]:
-    """Read one array from a stream that holds at most `most` bytes."""
+def _read(stream: io.BufferedReader | gzip.GzipFile, path: Path) -> UInt8[np.ndarray, " ..."]:
     head = stream.read(4)
-    if len(head) < 4 or head[:2] != b"\0\0" or head[3] == 0:
-        raise DataError(
-            f"{path}: not an IDX file: expected 00 00 <type> <dimensions>, "
-            f"got {head.hex(' ') or 'an empty file'}"
-        )
+    sides = stream.read(4 * head[3]) if len(head) == 4 else b""
     # The third byte is the type of the values, the fourth the number of dimensions.
-    if head[2] != UINT8:
-        known = TYPE_NAMES.get(head[2], "an unknown type")
-        raise DataError(f"{path}: expected values of type 8 (uint8), got {head[2]} ({known})")
-    sides = stream.read(4 * head[3])
-    if len(sides) < 4 * head[3]:
+    if len(head) < 4 or head[:3] != bytes((0, 0, UINT8)) or not head[3] or len(sides) < 4 * head[3]:
         raise DataError(
-            f"{path}: expected {head[3]} dimensions, but the file ends within the header"
+            f"{path}: not an IDX file of uint8: expected 00 00 08 <dimensions> and a size for "
+            f"each, got {(head + sides[:12]).hex(' ') or 'an empty file'}"
         )
     shape = struct.unpack(f">{head[3]}I", sides)
     expected = math.prod(shape)
-    available = most - 4 - len(sides)
-    declared = f"{path}: declares {' x '.join(map(str, shape))} = {expected:,} values"
-    if expected > available:
-        raise DataError(f"{declared}, but the file can hold at most {max(available, 0):,}")
     content = bytearray()
-    # One byte more than declared is read, to see if there is any.
+    # Block by block, as the file may declare more than it holds; one byte more than declared is
+    # read, to see if there is any.
     while len(content) <= expected and (block := stream.read(min(IDX_BLOCK, expected + 1))):
         content += block
     if len(content) != expected:
         actual = "more" if len(content) > expected else f"{len(content):,}"
-        raise DataError(f"{declared}, found {actual}")
+        raise DataError(
+            f"{path}: declares {' x '.join(map(str, shape))} = {expected:,} values, found {actual}"
+        )
     return np.frombuffer(content, np.uint8).reshape(shape)

@@ -10,8 +10,8 @@ import csv
 import itertools
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,21 +37,17 @@ COLUMNS = {
 ROWS_SHOWN = 5
 
 
-@dataclass(frozen=True)
-class ListRow:
-    """A row of a list of images.
-
-    Attributes:
-        line: its number in the file.
-        path: relative to the list's folder.
-        label: the class; empty where the list has no labels.
-        split: `train`, `val` or `test`; `POOL` where the list has no splits.
-    """
+class ListRow(NamedTuple):
+    """A row of a list of images."""
 
     line: int
+    """Its number in the file."""
     path: str
+    """Relative to the list's folder."""
     label: str
+    """The class; empty where the list has no labels."""
     split: str
+    """`train`, `val` or `test`; `POOL` where the list has no splits."""
 
 
 def open_csv(
@@ -109,18 +105,6 @@ def read_rows(
         DataError: one error for the first problems of all rows; or no path that exists.
     """
     where = escape(path)
-    rows = _parse_rows(path, root, follow_links, needs_labels)
-    # Some missing files are bad images; if all are missing, the root folder is wrong.
-    if rows and not any(os.path.lexists(root / row.path) for row in rows):
-        raise DataError(
-            f"{where}: {len(rows):,} of {len(rows):,} paths do not exist below {escape(root)}; "
-            "pass the folder they are relative to as --data-root (data_root=...)"
-        )
-    return rows
-
-
-def _parse_rows(path: Path, root: Path, follow_links: bool, needs_labels: bool) -> list[ListRow]:
-    where = escape(path)
     # links are resolved once, not for every row
     real_root = None if follow_links else os.path.realpath(root)
     rows: list[ListRow] = []
@@ -134,12 +118,15 @@ def _parse_rows(path: Path, root: Path, follow_links: bool, needs_labels: bool) 
             lines_by_problem.setdefault(row, []).append(line)
     problems = [f"{_lines(lines)}: {text}" for text, lines in lines_by_problem.items()]
     problems = problems or _contradictions(rows)
+    # Some missing files are bad images; if all are missing, the root folder is wrong.
+    if not problems and rows and not any(os.path.lexists(root / row.path) for row in rows):
+        problems = [
+            f"{len(rows):,} of {len(rows):,} paths do not exist below {escape(root)}; "
+            "pass the folder they are relative to as --data-root (data_root=...)"
+        ]
     if problems:
-        more = len(problems) - ROWS_SHOWN
-        shown = "; ".join(problems[:ROWS_SHOWN])
-        if more > 0:
-            shown += f"; and {more:,} more"
-        raise DataError(f"{where}: {shown}")
+        more = f"; and {len(problems) - ROWS_SHOWN:,} more" if len(problems) > ROWS_SHOWN else ""
+        raise DataError(f"{where}: {'; '.join(problems[:ROWS_SHOWN])}{more}")
     return rows
 
 
@@ -172,7 +159,9 @@ def _cells(
                 line = last_line + 1
                 last_line = reader.line_num + 1  # a quoted cell may go over several lines
                 if any(cell.strip() for cell in cells):
-                    yield line, _by_column(cells, columns)
+                    # None where the row is too short
+                    padded: list[str | None] = [*map(str.strip, cells), *[None] * len(names)]
+                    yield line, {column: padded[index] for column, index in columns.items()}
     except UnicodeDecodeError as error:
         raise DataError(
             f"{where}: expected UTF-8, or UTF-16 with a byte order mark: {error}"
@@ -181,14 +170,6 @@ def _cells(
         raise DataError(f"{where}: not a CSV file from line {last_line + 1} on: {error}") from None
     except OSError as error:
         raise DataError(f"{where}: cannot be read: {error.strerror}") from None
-
-
-def _by_column(cells: list[str], columns: Mapping[str, int]) -> dict[str, str | None]:
-    """Return the cells of the known columns; None where the row is too short."""
-    named: dict[str, str | None] = {}
-    for column, index in columns.items():
-        named[column] = cells[index].strip() if index < len(cells) else None
-    return named
 
 
 def _columns(header: list[str], where: str, needs_labels: bool) -> dict[str, int]:
@@ -240,28 +221,20 @@ def _parse_row(
         return "no label"
     if "split" in cells and (split or "").casefold() not in SPLIT_WORDS:
         return f"split {split or ''!r}; expected train, val or test"
-    inside = _inside(path, os.path.abspath(root))
-    if inside is None or "\0" in path:
+    # Lexically: `..` behind a link must not lead out of the folder.
+    absolute = os.path.abspath(root)
+    place = os.path.normpath(os.path.join(absolute, path))
+    if not place.startswith(absolute.rstrip("/") + "/") or "\0" in path:
         return f"path {escape(path)!r} leads out of the folder {escape(root)}"
-    if real_root is not None and not _stays_inside(inside, real_root):
+    if real_root is not None and not os.path.realpath(place).startswith(
+        real_root.rstrip("/") + "/"
+    ):
         return (
             f"path {escape(path)!r} leads out of the folder by a symbolic link; "
             f"pass --follow-links to follow it"
         )
     split = SPLIT_WORDS[split.casefold()] if split else POOL
-    return ListRow(line, os.path.relpath(inside, os.path.abspath(root)), label or "", split)
-
-
-def _inside(path: str, root: str) -> str | None:
-    """Return the absolute path, by its text alone; None where that is not below the root."""
-    # Lexically: `..` behind a link must not lead out of the folder.
-    whole = os.path.normpath(os.path.join(root, path))
-    return whole if whole.startswith(root.rstrip("/") + "/") else None
-
-
-def _stays_inside(path: str, real_root: str) -> bool:
-    """Return True if a path is below the root when its links are followed."""
-    return os.path.realpath(path).startswith(real_root.rstrip("/") + "/")
+    return ListRow(line, os.path.relpath(place, absolute), label or "", split)
 
 
 def _contradictions(rows: list[ListRow]) -> list[str]:
@@ -281,13 +254,8 @@ def _contradictions(rows: list[ListRow]) -> list[str]:
 
 
 def _part(rows: list[ListRow], root: Path) -> NamedImages:
-    paths: list[str] = []
-    lines: list[int] = []
-    labels: list[str] = []
-    for row in rows:
-        paths.append(os.path.join(root, row.path))
-        lines.append(row.line)
-        labels.append(row.label)
+    paths = [os.path.join(root, row.path) for row in rows]
+    lines = np.array([row.line for row in rows], np.int64)
     # The labels are numbered by `assemble`, when all class names are known.
-    images = FileSplit(paths, np.zeros(len(rows), np.int64), root, np.array(lines, np.int64))
-    return NamedImages(images, labels, [*map(bytes, file_digests(paths))])
+    images = FileSplit(paths, np.zeros(len(rows), np.int64), root, lines)
+    return NamedImages(images, [row.label for row in rows], [*map(bytes, file_digests(paths))])

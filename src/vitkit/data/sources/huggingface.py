@@ -1,56 +1,66 @@
-"""Datasets of the Hugging Face Hub, `hf://owner/name`, and the files that they are kept in.
+"""Datasets of the Hugging Face Hub, `hf://owner/name`, Parquet files, and folders of `datasets`.
 
-`datasets` downloads a dataset and keeps it as Arrow files; those are read here like any other
-table, so that a run needs neither the Hub nor the library after that. Datasets that bring code are
+The library `datasets` downloads and converts them; it keeps Arrow files in its own cache. Their
+rows are read like those of a `datasets.Dataset` passed from Python. Datasets that bring code are
 refused.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import queue
+import glob
+import hashlib
 import re
-import threading
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
 
-from urllib3.exceptions import HTTPError, SSLError
+import numpy as np
+from jaxtyping import UInt8
 
 from vitkit.data.datasets.build import POOL
-from vitkit.data.datasets.dataset import SPLIT_WORDS, Dataset
+from vitkit.data.datasets.dataset import SPLIT_WORDS, Store, StoredSplit
 from vitkit.data.datasets.splitting import is_hidden
-from vitkit.data.sources.image_folder import open_folder
 from vitkit.data.sources.shards import files_by_split
-from vitkit.data.sources.tables import open_tables
-from vitkit.errors import DataError, MissingExtraError
-from vitkit.io.download import connections
-from vitkit.messages import escape, quote_list
-
-if TYPE_CHECKING:
-    import datasets
+from vitkit.errors import DataError, ImageError, MissingExtraError
+from vitkit.io.caches import Index, cached_index, file_stamp
+from vitkit.messages import escape, progress_bar, quote_list
 
 HUB_PREFIX = "hf://"
 HUB_ADDRESS = re.compile(
     r"hf://(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<config>[\w.+-]+))?"
 )
 COMMIT = re.compile(r"[0-9a-f]{7,40}")
-HUB_PATIENCE = 2.0
-"""Seconds to wait for the Hub's first response; after that only the cache is used."""
+PARQUET_ENDING = ".parquet"
+DATA_FOLDER = "data"
+"""The folder where repositories of the Hub have their files."""
+STATE, SPLITS = "state.json", "dataset_dict.json"
+"""Files of a folder of `save_to_disk`: with one split, and with several."""
 
 
-def open_hub(address: str, *, ignore_extra_classes: bool = False) -> Dataset:
-    """Open a dataset of the Hub, downloaded if it is not in the cache.
+class Tables(NamedTuple):
+    """A dataset as `datasets` reads it."""
+
+    splits: Mapping[str, Any]
+    """A `datasets.Dataset` for each of train, val and test, or for `POOL`."""
+    name: str
+    where: str
+    """The file, folder or address, for messages."""
+    notes: tuple[str, ...] = ()
+    """Lines for the user."""
+
+
+def load_hub(address: str) -> Tables:
+    """Load a dataset of the Hub, downloaded if it is not in the cache.
 
     Args:
         address: `hf://owner/name`, with `@revision`, and `:config` where it has several.
-        ignore_extra_classes: leave out classes of val and test that train lacks.
 
     Raises:
         DataError: no such dataset, or not in the cache and the Hub out of reach; one that needs its
-            own code; and the errors of `open_tables`.
+            own code.
         MissingExtraError: `datasets` is not installed.
     """
     match = HUB_ADDRESS.fullmatch(address)
@@ -59,7 +69,7 @@ def open_hub(address: str, *, ignore_extra_classes: bool = False) -> Dataset:
             f"{escape(address)}: expected hf://owner/name, hf://owner/name@revision or "
             f"hf://owner/name:config"
         )
-    name, revision = match["name"], match["revision"]
+    name, revision = match["name"], match["revision"] or ""
     # `load_dataset` prefers a local folder to the Hub.
     if Path(name).exists():
         raise DataError(
@@ -67,201 +77,17 @@ def open_hub(address: str, *, ignore_extra_classes: bool = False) -> Dataset:
             "would read instead of the Hub's; start in another folder, or open that one by "
             f"./{name}"
         )
-    loaded = _load(address, name, revision, match["config"])
-    if loaded is None:
-        return _open_snapshot(address, name, revision, ignore_extra_classes)
-    splits, offline = loaded
-    files, unread = _files_by_split(splits)
-    if not files:
-        raise DataError(
-            f"{address}: its splits are {quote_list(unread)}; expected train, val or test"
-        )
-    notes = [f"splits not read: {quote_list(unread)}"] if unread else []
-    if offline and revision:
-        notes += _check_revision(address, revision, next(iter(files.values())))
-    return open_tables(
-        name.partition("/")[2],
-        address,
-        files,
-        "arrow",
-        # A row may name a file that was downloaded, instead of holding its bytes.
-        roots=_roots(),
-        ignore_extra_classes=ignore_extra_classes,
-        notes=notes,
-    )
-
-
-def open_from_hub(address: str, name: str, folders: Sequence[Path], how_to_get: str) -> Dataset:
-    """Open a dataset from the Hub whose files are in none of the folders.
-
-    Args:
-        address: `hf://owner/name`.
-        name: name of the dataset, for messages.
-        folders: those that were searched.
-        how_to_get: where the files come from, for messages.
-
-    Raises:
-        DataError: it cannot be opened; the message has how to get the files, then the folders.
-    """
-    try:
-        return open_hub(address)
-    except (MissingExtraError, DataError) as error:
-        searched = ", ".join(map(str, folders))
-        # the remedy first, as a reader may stop there
-        if isinstance(error, MissingExtraError):
-            how_to_get = f"pip install 'vitkit[hub]' lets vitkit download it; or {how_to_get}"
-        raise DataError(
-            f"{name} not found; {how_to_get}; searched {searched} and the Hub ({error})"
-        ) from None
-
-
-def _files_by_split(splits: datasets.DatasetDict) -> tuple[dict[str, list[Path]], list[str]]:
-    """Return the Arrow files of train, val and test, and the names of the other splits."""
-    files: dict[str, list[Path]] = {}
-    unread = []
-    for name, part in splits.items():
-        split = SPLIT_WORDS.get(name.lower())
-        # `validation` and `dev` are both val: the first one counts.
-        if split is None or split in files:
-            unread.append(name)
-        else:
-            files[split] = [Path(file["filename"]) for file in part.cache_files]
-    return files, unread
-
-
-def _load(
-    address: str, name: str, revision: str | None, config: str | None
-) -> tuple[datasets.DatasetDict, bool] | None:
-    """Load all splits of a dataset by `datasets`; the second value is True if it was offline.
-
-    None where it is not in that cache and the Hub is out of reach.
-    """
-    try:
-        import datasets
-    except ImportError:
-        raise MissingExtraError(
-            f"{address} needs datasets; install it: pip install 'vitkit[hub]'"
-        ) from None
-    offline = not _is_reachable()
-    try:
-        with _kept_offline(offline):
-            splits = datasets.load_dataset(name, config, revision=revision, keep_in_memory=False)
-            return splits, offline
-    except ConnectionError:
-        return None
-    except Exception as error:  # whatever `datasets` raises for a repository that it cannot read
-        if "scripts are no longer supported" in str(error):
+    with _errors_named(address) as datasets:
+        splits = datasets.load_dataset(name, match["config"], revision=match["revision"])
+    # Without a network `datasets` takes the newest of its cache, in a folder named by its commit.
+    for part in splits.values():
+        commit = Path(part.cache_files[0]["filename"]).parent.name if part.cache_files else ""
+        if COMMIT.fullmatch(revision) and not commit.startswith(revision):
             raise DataError(
-                f"{address}: this dataset is read by its own Python code, which vitkit does not "
-                f"run; look for a revision in Parquet (hf://{name}@refs/convert/parquet)"
-            ) from error
-        raise DataError(f"{address}: cannot be loaded: {_first_line(error)}") from error
-
-
-def _open_snapshot(
-    address: str, name: str, revision: str | None, ignore_extra_classes: bool
-) -> Dataset:
-    """Open the files that `hf download --repo-type dataset` left in the Hub library's cache."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        folder = Path(
-            snapshot_download(name, repo_type="dataset", revision=revision, local_files_only=True)
-        )
-    except (LocalEntryNotFoundError, OSError, ValueError) as error:
-        raise DataError(
-            f"{address}: not in the cache, and the Hub cannot be reached; check the network and "
-            "HF_HUB_OFFLINE, or pass a folder"
-        ) from error
-    if parquet_files(folder):
-        opened = open_parquet(folder, ignore_extra_classes=ignore_extra_classes)
-    else:  # its files are links to another folder of the cache
-        opened = open_folder(folder, ignore_extra_classes=ignore_extra_classes, follow_links=True)
-    note = f"{address}: the Hub was not reached; read from {escape(folder)}"
-    return dataclasses.replace(opened, name=name.partition("/")[2], notes=(*opened.notes, note))
-
-
-def _is_reachable() -> bool:
-    """Return True if the Hub answers within `HUB_PATIENCE`; `datasets` would retry for 30 s."""
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return False
-    answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
-    # In a separate thread: resolving a host name has no time limit.
-    ask = threading.Thread(target=lambda: answers.put(_answers(constants.ENDPOINT)), daemon=True)
-    ask.start()
-    try:
-        return answers.get(timeout=HUB_PATIENCE)
-    except queue.Empty:
-        return False
-
-
-def _answers(address: str) -> bool:
-    try:
-        connections(address).request("HEAD", address, timeout=HUB_PATIENCE, retries=False)
-    except SSLError:
-        # A certificate error is an answer, too: the Hub's library has its own certificates.
-        return True
-    except (HTTPError, ValueError):
-        return False
-    return True
-
-
-@contextmanager
-def _kept_offline(offline: bool) -> Iterator[None]:
-    """Make `datasets` use its cache alone inside the block, if `offline`."""
-    import datasets
-    from huggingface_hub import constants
-
-    before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
-    if offline:
-        datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
-
-
-def _check_revision(address: str, revision: str, files: list[Path]) -> list[str]:
-    """Refuse another revision than the wanted one, or return a note where that is unknown.
-
-    Offline, `datasets` takes the newest of its cache, whatever the wanted revision. It keeps a
-    dataset in a folder named after its commit.
-    """
-    commit = files[0].parent.name
-    if commit.startswith(revision):
-        return []
-    # A branch or a tag has another name than its commit; only a commit can be compared.
-    if COMMIT.fullmatch(revision):
-        raise DataError(
-            f"{address}: the cache has {commit} of it, and the Hub cannot be reached; check the "
-            f"network, or pass @{commit}"
-        )
-    return [
-        f"the cache has {commit}; without a network vitkit cannot tell whether that is {revision!r}"
-    ]
-
-
-def _roots() -> list[Path]:
-    """Return the folders where `datasets` puts its downloads."""
-    import datasets
-    from huggingface_hub import constants
-
-    return [Path(datasets.config.HF_DATASETS_CACHE), Path(constants.HF_HUB_CACHE)]
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
-# Parquet files with images in them, as the Hub stores them: one file, or a folder of shards.
-
-PARQUET_ENDING = ".parquet"
-DATA_FOLDER = "data"
-"""The folder where repositories of the Hub have their files."""
+                f"{address}: the cache has {commit} of it, and the Hub cannot be reached; check "
+                f"the network, or pass @{commit}"
+            )
+    return _tables(splits, name.partition("/")[2], address)
 
 
 def parquet_files(folder: Path) -> list[Path]:
@@ -285,35 +111,41 @@ def parquet_files(folder: Path) -> list[Path]:
     return []
 
 
-def open_parquet(path: Path, *, ignore_extra_classes: bool = False) -> Dataset:
-    """Open a Parquet file, or a folder of them; each is read through once.
+def load_parquet(path: Path) -> Tables:
+    """Load a Parquet file, or a folder of them; `datasets` converts each to Arrow once.
 
     Files with train, val or test in their names are those splits, such as
     `train-00000-of-00002.parquet`; a set without such names is cut 70/10/20.
 
     Args:
         path: the file or the folder.
-        ignore_extra_classes: leave out classes of val and test that train lacks.
 
     Raises:
-        DataError, MissingExtraError: as `open_tables`.
+        DataError, MissingExtraError: as `load_hub`; files whose columns or class names differ.
     """
     files = parquet_files(path) if path.is_dir() else [path]
     where = escape(path)
-    groups = files_by_split([file.name for file in files], where)
-    by_split = {}
-    for split, indices in groups.items():
-        by_split[split] = [files[index] for index in indices]
+    splits: dict[str, Any] = {}
+    features: dict[Any, str] = {}
+    for split, indices in files_by_split([file.name for file in files], where).items():
+        chosen = [str(files[index]) for index in indices]
+        for file in chosen:
+            with _errors_named(escape(file)) as datasets:
+                from pyarrow.parquet import read_schema
+
+                schema = datasets.Features.from_arrow_schema(read_schema(file))
+            first = features.setdefault(str(schema), file)
+            if len(features) > 1:
+                first = next(iter(features.values()))
+                raise DataError(
+                    f"{escape(file)}: its columns or class names differ from those of "
+                    f"{Path(first).name}"
+                )
+        with _errors_named(where) as datasets:
+            # as patterns, in which the names of files are literal
+            splits[split] = datasets.Dataset.from_parquet([*map(glob.escape, chosen)])
     name = escape(path.absolute().name.removesuffix(PARQUET_ENDING)) or "data"
-    return open_tables(name, where, by_split, "parquet", ignore_extra_classes=ignore_extra_classes)
-
-
-# Folders that `Dataset.save_to_disk` of the library `datasets` wrote: Arrow files, listed as JSON.
-#
-# One split is a folder with `state.json`, which names its files; several are folders of that kind
-# beside `dataset_dict.json`, which names the splits.
-
-STATE, SPLITS = "state.json", "dataset_dict.json"
+    return _tables(splits, name, where)
 
 
 def is_saved(folder: Path) -> bool:
@@ -326,68 +158,237 @@ def is_saved(folder: Path) -> bool:
         return False
 
 
-def open_saved(folder: Path, *, ignore_extra_classes: bool = False) -> Dataset:
-    """Open a folder of `save_to_disk`; one without splits is cut 70/10/20.
+def load_saved(folder: Path) -> Tables:
+    """Load a folder that `save_to_disk` of `datasets` wrote; one without splits is cut 70/10/20.
 
     Args:
-        folder: the folder that `save_to_disk` wrote.
-        ignore_extra_classes: leave out classes of val and test that train lacks.
+        folder: the folder.
 
     Raises:
-        DataError, MissingExtraError: as `open_tables`; files that are listed and not there.
+        DataError, MissingExtraError: as `load_hub`; files that are listed and not there.
     """
-    where = escape(folder)
-    notes: list[str] = []
-    files: dict[str, list[Path]] = {}
-    if (folder / SPLITS).is_file():
-        names = _strings(folder / SPLITS, _json(folder / SPLITS).get("splits"))
-        unread = []
-        for name in names:
-            split = SPLIT_WORDS.get(name.lower())
-            if split is None:
-                unread.append(name)
-            elif split not in files:
-                files[split] = _files(folder / name)
-        if not files:
-            found = quote_list(names) or "none"
-            raise DataError(f"{where}: its splits are {found}; expected train, val or test")
-        if unread:
-            notes.append(f"splits not read: {quote_list(unread)}")
+    with _errors_named(escape(folder)) as datasets:
+        loaded = datasets.load_from_disk(str(folder))
+    splits = loaded if isinstance(loaded, dict) else {POOL: loaded}
+    name = escape(folder.absolute().name) or "data"
+    return _tables(splits, name, escape(folder))
+
+
+def _tables(splits: Mapping[str, Any], name: str, where: str) -> Tables:
+    """Return train, val and test of a dataset, or all of its images."""
+    chosen: dict[str, Any] = {}
+    unread = []
+    for key, part in splits.items():
+        split = SPLIT_WORDS.get(key.lower(), "")
+        # `validation` and `dev` are both val: the first one counts.
+        if key == POOL or (split and split not in chosen):
+            chosen[split] = part
+        else:
+            unread.append(key)
+    if not chosen:
+        found = quote_list(unread) or "none"
+        raise DataError(f"{where}: its splits are {found}; expected train, val or test")
+    notes = (f"splits not read: {quote_list(unread)}",) if unread else ()
+    return Tables(chosen, name, where, notes)
+
+
+@contextmanager
+def _errors_named(where: str) -> Iterator[Any]:
+    """Yield the library `datasets`; turn its errors into one line that names the data.
+
+    Raises:
+        DataError: the block fails.
+        MissingExtraError: `datasets` is not installed.
+    """
+    try:
+        import datasets
+    except ImportError:
+        raise MissingExtraError(
+            f"{where} needs datasets; install it: pip install 'vitkit[hub]'"
+        ) from None
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    try:
+        yield datasets
+    except ConnectionError:
+        raise DataError(
+            f"{where}: not in the cache, and the Hub cannot be reached; check the network and "
+            "HF_HUB_OFFLINE, or pass a folder of its files, as `hf download` writes it"
+        ) from None
+    except Exception as error:  # whatever `datasets` and `pyarrow` raise for what they cannot read
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{where}: cannot be read by `datasets`: {reason}") from error
+
+
+# Rows of a `datasets.Dataset`: the columns of images and labels are found by types and names.
+
+IMAGE_NAMES = ("image", "img", "picture", "jpg", "png")
+LABEL_NAMES = ("label", "labels", "fine_label", "class", "class_name", "target", "cls", "y")
+"""Column names in order of preference, if several columns could be meant."""
+LABEL_TYPES = re.compile(r"u?int\d+|bool|(large_)?string")
+UNLABELLED = frozenset([None, -1, ""])
+"""Values of rows without a label; the Hub uses -1 for unlabelled test images."""
+
+
+class Rows(NamedTuple):
+    """Images and labels of a `datasets.Dataset`."""
+
+    split: StoredSplit
+    """The images; its labels are ignored."""
+    labels: list[Any]
+    """Each image's label (N,), None where it has none."""
+    digests: UInt8[np.ndarray, "N 32"]
+    """SHA-256 of each image."""
+    classes: tuple[str, ...]
+    """The names of the class numbers; empty where the table has none."""
+
+    @property
+    def unlabelled(self) -> bool:
+        """True if there are rows, and none has a label."""
+        return bool(self.labels) and {*self.labels} == {None}
+
+
+def is_hub_dataset(data: object) -> bool:
+    """Return True for a `datasets.Dataset` with a column of images that no transform changes."""
+    features: Any = getattr(data, "features", None)
+    # An `IterableDataset` has features, too, but no number of rows.
+    if not (hasattr(features, "arrow_schema") and hasattr(data, "__len__")):
+        return False
+    # With a user's transform, which may change the images, they are read item by item.
+    chosen = getattr(data, "format", {})
+    if chosen.get("type") not in (None, "torch", "numpy", "python"):
+        return False
+    return any(type(feature).__name__ == "Image" for feature in features.values())
+
+
+@dataclass(frozen=True, eq=False)
+class RowStore(Store):
+    """The encoded images in a column of a `datasets.Dataset`."""
+
+    rows: Any
+    """The dataset, its images not decoded."""
+    column: str
+    origin: str
+    """Its name, for messages."""
+    roots: Sequence[Path] | None
+    """Folders of files that rows may name instead of holding their bytes; None: any folder."""
+
+    def name(self, number: int) -> str:
+        return f"{self.origin}[{number}]"
+
+    def encoded(self, number: int) -> bytes:
+        content = self.content(self.rows[number][self.column])
+        if not content:
+            raise ImageError(self.name(number), "empty", "expected an image, the row has no bytes")
+        return content
+
+    def content(self, value: Any) -> bytes:
+        """Return the encoded image of a row, of bytes or {"bytes": ..., "path": ...}; maybe b""."""
+        if isinstance(value, bytes):
+            return value
+        row: dict[str, Any] = value if isinstance(value, dict) else {}
+        path = row.get("path")
+        if row.get("bytes") or not isinstance(path, str):
+            return bytes(row.get("bytes") or b"")
+        try:
+            # The path may be a stranger's: only files below the known folders are read.
+            place = Path(path).resolve()
+            known = self.roots is None or any(
+                place.is_relative_to(root.resolve()) for root in self.roots
+            )
+            return place.read_bytes() if known else b""
+        except (OSError, ValueError):
+            return b""
+
+    def digests(self) -> Index:
+        """Return the SHA-256 of every image; a missing one has that of no bytes."""
+        digests = np.zeros((len(self.rows), 32), np.uint8)
+        with progress_bar(len(digests), f"reading {self.origin}") as advance:
+            for number, row in enumerate(self.rows):
+                digest = hashlib.sha256(self.content(row[self.column])).digest()
+                digests[number] = np.frombuffer(digest, np.uint8)
+                advance(1)
+        return Index({"digests": digests})
+
+
+def read_table(data: Any, origin: str, *, is_opened: bool = False) -> Rows:
+    """Return the images of a `datasets.Dataset`, found by its features.
+
+    Args:
+        data: a dataset with one column of images and one of labels, numbers or text.
+        origin: its name, for messages.
+        is_opened: True if it was opened from files or an address: then its digests are cached, and
+            of files that a row names only those in the caches of `datasets` are read.
+
+    Raises:
+        DataError: no such columns, or several; no rows.
+    """
+    image = _find_column(data.features, origin, "images")
+    label = _find_column(data.features, origin, "labels")
+    plain = data.with_format(None)  # a format for torch or numpy would decode the images again
+    labels = [
+        None if value in UNLABELLED else value for value in plain.select_columns([label])[:][label]
+    ]
+    if not labels:
+        raise DataError(f"{origin} is empty: it has no rows")
+    rows = plain.select_columns([image])
+    feature = data.features[image]
+    if type(feature).__name__ == "Image":
+        rows = rows.cast_column(image, type(feature)(decode=False))
+    store = RowStore(rows, image, origin, _hub_caches() if is_opened else None)
+    files = [Path(file["filename"]) for file in data.cache_files] if is_opened else []
+    if files:
+        kind = f"{image} of {[(str(file), file_stamp(file)) for file in files]}"
+        index = cached_index(files[0], kind, lambda _: store.digests())
     else:
-        files[POOL] = _files(folder)
-    return open_tables(
-        escape(folder.absolute().name) or "data",
-        where,
-        files,
-        "arrow",
-        ignore_extra_classes=ignore_extra_classes,
-        notes=notes,
+        index = store.digests()
+    # The labels are numbered by `assemble`, when all class names are known.
+    split = StoredSplit(store, np.zeros(len(labels), np.int64), np.arange(len(labels)))
+    classes = tuple(getattr(data.features[label], "names", None) or ())
+    return Rows(split, labels, index.arrays["digests"], classes)
+
+
+def _hub_caches() -> tuple[Path, ...]:
+    """Return the folders where `datasets` puts its downloads."""
+    import datasets
+    from huggingface_hub import constants
+
+    return Path(datasets.config.HF_DATASETS_CACHE), Path(constants.HF_HUB_CACHE)
+
+
+def _find_column(features: Mapping[str, Any], where: str, wanted: str) -> str:
+    """Return the column of "images" or of "labels", by its type, then by its name.
+
+    Raises:
+        DataError: none, or several and no usual name among them.
+    """
+    usual = IMAGE_NAMES if wanted == "images" else LABEL_NAMES
+    candidates: list[str] = []
+    for name, feature in features.items():
+        kind = type(feature).__name__
+        if wanted == "images":
+            content = feature.get("bytes") if isinstance(feature, Mapping) else feature
+            if kind == "Image" or getattr(content, "dtype", "") in ("binary", "large_binary"):
+                candidates.append(name)
+        elif kind == "ClassLabel":
+            candidates.append(name)
+    # Only tables of `datasets` have a ClassLabel; in others the column name decides.
+    if not candidates and wanted == "labels":
+        for name, feature in features.items():
+            if name in usual and LABEL_TYPES.fullmatch(str(getattr(feature, "dtype", ""))):
+                candidates.append(name)
+    # Of several columns, the first name in the list wins, not the first in the table.
+    chosen = candidates if len(candidates) == 1 else [name for name in usual if name in candidates]
+    if chosen:
+        return chosen[0]
+    found = quote_list(candidates) if candidates else "none"
+    shown = ", ".join(f"{escape(name)}: {_type(feature)}" for name, feature in features.items())
+    raise DataError(
+        f"{where}: expected one column of {wanted}, found {found}; the columns are {shown}; images "
+        "are bytes, labels are whole numbers, text, or true and false in a column called "
+        f"{', '.join(LABEL_NAMES)}"
     )
 
 
-def _files(folder: Path) -> list[Path]:
-    entries = _json(folder / STATE).get("_data_files")
-    if not isinstance(entries, list):
-        entries = []
-    # [{"filename": "data-00000-of-00001.arrow"}, ...]
-    names = [entry.get("filename") for entry in entries if isinstance(entry, dict)]
-    # A name is never a path: nothing outside of the folder is read.
-    files = [folder / Path(name).name for name in _strings(folder / STATE, names)]
-    for file in files or [folder]:
-        if not file.is_file():
-            raise DataError(f"{escape(file)}: no such Arrow file")
-    return files
-
-
-def _json(path: Path) -> dict[str, object]:
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{escape(path)}: cannot be read: {error}") from None
-    return content if isinstance(content, dict) else {}
-
-
-def _strings(path: Path, content: object) -> list[str]:
-    if isinstance(content, list) and all(isinstance(item, str) for item in content):
-        return content
-    raise DataError(f"{escape(path)}: expected a list of names, got {str(content)[:80]!r}")
+def _type(feature: Any) -> str:
+    return str(getattr(feature, "dtype", None) or type(feature).__name__)

@@ -6,30 +6,19 @@ The folder is walked once into a `Listing`; everything else follows from that.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from vitkit.data.datasets.dataset import SPLIT_WORDS, Dataset, FileSplit, dataset_fingerprint
+from vitkit.data.datasets.build import POOL, NamedImages, assemble
+from vitkit.data.datasets.dataset import SPLIT_WORDS, Dataset, FileSplit
 from vitkit.data.datasets.pixel_cache import file_digests
-from vitkit.data.datasets.split import Split
-from vitkit.data.datasets.splitting import (
-    POOL_FRACTIONS,
-    cut_pool,
-    first_copies,
-    is_hidden,
-    natural_order,
-    notes_on_classes,
-    pool_cuts,
-    refuse_look_alikes,
-    refuse_unknown_classes,
-    unknown_classes,
-)
+from vitkit.data.datasets.splitting import POOL_FRACTIONS, is_hidden, natural_order
 from vitkit.data.images.integrity import IMAGE_ENDINGS
 from vitkit.errors import DataError
 from vitkit.messages import escape, plural, quote_list
@@ -74,7 +63,7 @@ class Listing:
 
     def warnings(self) -> tuple[str, ...]:
         """Return a line about files that may hold images but are not read, if there are any."""
-        unread = _select_kinds(self.others, UNREAD_IMAGES & set(self.others))
+        unread = {kind: n for kind, n in self.others.items() if kind in UNREAD_IMAGES}
         if not unread:
             return ()
         return (
@@ -89,7 +78,7 @@ class Listing:
             notes.append(f"{plural(self.hidden_folders, 'hidden folder')} skipped")
         if self.looping_links:
             notes.append(f"{plural(self.looping_links, 'link')} that loop or nest deeply skipped")
-        others = _select_kinds(self.others, set(self.others) - UNREAD_IMAGES)
+        others = {kind: n for kind, n in self.others.items() if kind not in UNREAD_IMAGES}
         if others:
             notes.append(f"not read: {count_by_kind(others)}")
         return notes
@@ -132,16 +121,19 @@ def list_folder(root: Path, follow_links: bool) -> Listing:
         folder = root.joinpath(*parts)
         try:
             status = folder.stat()
+            with os.scandir(folder) as found:
+                entries = [*found]
         except OSError as error:
-            raise _unlistable(folder, error) from error
+            raise DataError(f"{escape(folder)}: cannot be listed: {error.strerror}") from error
         here = (status.st_dev, status.st_ino)  # the same folder under any name
         if here in above or links > MOST_LINKS:
             listing.looping_links += 1
             continue
         listing.folders.add(parts)
-        for entry in _entries(folder):
+        for entry in entries:
             below = (*parts, entry.name)
-            is_folder = _is_folder(entry)
+            # a link to itself is no folder, and would raise
+            is_folder = os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
             if is_hidden(entry.name):
                 listing.hidden_folders += is_folder
             elif not is_folder and not entry.name.lower().endswith(IMAGE_ENDINGS):
@@ -166,29 +158,6 @@ def count_by_kind(counts: Mapping[str, int]) -> str:
     return f"{shown} and {more:,} more" if more else shown
 
 
-def _select_kinds(counts: Mapping[str, int], kinds: Set[str]) -> dict[str, int]:
-    return {kind: count for kind, count in counts.items() if kind in kinds}
-
-
-def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            yield from entries
-    except OSError as error:
-        raise _unlistable(folder, error) from error
-
-
-def _unlistable(folder: Path, error: OSError) -> DataError:
-    return DataError(f"{escape(folder)}: cannot be listed: {error.strerror}")
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
-
-
 def _leaves(link: str, real_root: str) -> bool:
     target = os.path.realpath(link)
     return target != real_root and not target.startswith(real_root.rstrip("/") + "/")
@@ -201,23 +170,13 @@ def refuse_run_folder(folder: Path) -> None:
         return
     if not any(os.path.isdir(folder / part) for part in ("weights", "state")):
         return
-    raise DataError(
-        f"{escape(folder)} is the folder of a run, not data; name the data{_trained_on(config)}"
-    )
-
-
-def _trained_on(config: Path) -> str:
-    """Return the data of a run for a message; empty where its settings do not say so."""
     try:
-        lines = config.read_text(encoding="utf-8").splitlines()
+        # not parsed: a run may have a damaged config.yaml
+        data = re.search(r"^data: *(.*\S)", config.read_text(encoding="utf-8"), re.MULTILINE)
     except (OSError, UnicodeDecodeError):
-        return ""
-    # not parsed: a run may have a damaged config.yaml
-    for line in lines:
-        name, _, value = line.partition(": ")
-        if name == "data" and value.strip():
-            return f": this run was trained on {escape(value.strip())}"
-    return ""
+        data = None
+    trained_on = f": this run was trained on {escape(data[1])}" if data else ""
+    raise DataError(f"{escape(folder)} is the folder of a run, not data; name the data{trained_on}")
 
 
 def open_folder(
@@ -246,14 +205,42 @@ def open_folder(
     if not listing.images:
         raise DataError(f"{escape(root)}: no images, {_contents_instead(listing)}")
     folders, notes = _split_folders(root, listing)
-    notes += listing.notes()
-    if folders:
-        opened = _open_split_folders(root, listing, folders, notes, ignore_extra_classes)
-        return dataclasses.replace(opened, warnings=listing.warnings())
+    parents: dict[str, PathParts] = {split: (name,) for split, name in folders.items()}
+    parents = parents or {POOL: ()}
+    images = {split: listing.images_by_class(parent) for split, parent in parents.items()}
+    names = {split: listing.children(parent) for split, parent in parents.items()}
+    training = next(iter(parents))
+    classes = natural_order(set().union(*names.values()))
+    if training in (POOL, "train"):
+        classes = names[training]
+        _refuse_too_few(root, parents[training], classes, images[training])
+    parts: dict[str, NamedImages] = {}
+    for split, by_class in images.items():
+        part = _part(root, by_class, classes)
+        if part.names:
+            parts[split] = part
+        else:
+            notes.append(f"{split} has no images and is left out")
+    if not parts:
+        raise DataError(f"{escape(root)}: images outside class folders; {_expected(root)}")
+    # Images beside the class folders, at the top or in a split's folder, have no class.
+    read = {*folders.values()}
+    stray = 0
+    for path in listing.paths():
+        stray += len(path) == 1 or (len(path) == 2 and path[0] in read)
+    if stray:
+        notes.append(f"{plural(stray, 'image')} outside the class folders not read")
+    opened = assemble(
+        escape(root.resolve().name) or "data",
+        escape(root),
+        parts,
+        classes=classes,
+        ignore_extra_classes=ignore_extra_classes,
+        notes=[*notes, *listing.notes()],
+    )
     # Only a flat folder can be one level too high or too low: split folders are known by name.
-    opened = _open_flat(root, listing, notes)
-    warnings = (*_warnings_on_layout(opened.classes, listing), *listing.warnings())
-    return dataclasses.replace(opened, warnings=warnings)
+    layout: Iterable[str] = [] if folders else _warnings_on_layout(classes, listing)
+    return dataclasses.replace(opened, warnings=(*layout, *listing.warnings()))
 
 
 def _split_folders(root: Path, listing: Listing) -> tuple[dict[str, str], list[str]]:
@@ -305,89 +292,6 @@ def _warnings_on_layout(classes: Sequence[str], listing: Listing) -> Iterator[st
     yield f"the folders {quote_list(classes)} all hold the folders {quote_list(below)}, {problem}"
 
 
-def _notes_on_stray(outside: Iterable[bool]) -> list[str]:
-    stray = sum(outside)
-    return [f"{plural(stray, 'image')} outside the class folders not read"] if stray else []
-
-
-def _name(root: Path) -> str:
-    return escape(root.resolve().name) or "data"
-
-
-def _open_split_folders(
-    root: Path,
-    listing: Listing,
-    folders: Mapping[str, str],
-    notes: list[str],
-    ignore_extra_classes: bool,
-) -> Dataset:
-    names: dict[str, tuple[str, ...]] = {}
-    images: dict[str, dict[str, list[str]]] = {}
-    for split, folder in folders.items():
-        names[split] = listing.children((folder,))
-        images[split] = listing.images_by_class((folder,))
-    classes = natural_order(set().union(*names.values()))
-    refuse_look_alikes(classes, escape(root))
-    if "train" in folders:
-        classes = names["train"]
-        _refuse_too_few(root, (folders["train"],), classes, images["train"])
-    splits: dict[str, Split] = {}
-    digests = {}
-    for split, by_class in images.items():
-        counts = _count_images(by_class)
-        if not ignore_extra_classes:
-            refuse_unknown_classes(classes, counts, split, escape(root))
-        else:
-            extra = unknown_classes(classes, counts)
-            if extra:
-                notes.append(f"{split} classes that train lacks are left out: {quote_list(extra)}")
-        # Classes that train lacks are left out here, since only `classes` are taken.
-        part = _file_split(root, by_class, classes)
-        if not len(part):
-            notes.append(f"{split} has no images and is left out")
-            continue
-        notes += notes_on_classes(split, classes, counts)
-        splits[split] = part
-        digests[split] = (part.labels, [*map(bytes, file_digests(part.paths))])
-    if not splits:
-        raise DataError(f"{escape(root)}: images outside class folders; {_expected(root)}")
-    # Images beside the class folders, at the top or in a split's folder, have no class.
-    read = set(folders.values())
-    notes += _notes_on_stray(
-        len(path) == 1 or (len(path) == 2 and path[0] in read) for path in listing.paths()
-    )
-    copies = first_copies(digests["train"][1]) if "train" in splits else None
-    mark = dataset_fingerprint(classes, digests)
-    return Dataset(_name(root), classes, splits, mark, tuple(notes), first_copies=copies)
-
-
-def _open_flat(root: Path, listing: Listing, notes: list[str]) -> Dataset:
-    classes = listing.children(())
-    by_class = listing.images_by_class(())
-    refuse_look_alikes(classes, escape(root))
-    _refuse_too_few(root, (), classes, by_class)
-    counts = _count_images(by_class)
-    notes += notes_on_classes("train", classes, counts)  # with the same wording as in the check
-    notes += _notes_on_stray(len(path) == 1 for path in listing.paths())
-    whole = _file_split(root, by_class, classes)
-    digests = [*map(bytes, file_digests(whole.paths))]
-    cut, cut_before = pool_cuts(whole.labels, digests)
-    sizes = ", ".join(f"{len(part):,} {name}" for name, part in cut.items())
-    notes.append(f"no train folder: split 70/10/20 by class and file hash, seed 0: {sizes}")
-    # Classes without any image were noted above; here only those that the split left empty.
-    filled = [name for name in classes if counts.get(name)]
-    for split in ("val", "test"):
-        present = Counter(classes[label] for label in whole.labels[cut[split]])
-        notes += notes_on_classes(split, filled, present)
-    mark = dataset_fingerprint(classes, {"": (whole.labels, digests)})
-    dataset = Dataset(_name(root), classes, {}, mark, tuple(notes))
-    return cut_pool(whole, cut, dataset, cut_before)
-
-
-def _count_images(by_class: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    return {name: len(images) for name, images in by_class.items()}
-
-
 def _refuse_too_few(
     root: Path, parent: PathParts, classes: Sequence[str], by_class: Mapping[str, Sequence[str]]
 ) -> None:
@@ -429,12 +333,14 @@ def _contents_instead(listing: Listing) -> str:
     return f"{contents}; expected files ending in {' '.join(IMAGE_ENDINGS)}"
 
 
-def _file_split(
-    root: Path, by_class: Mapping[str, Sequence[str]], classes: Sequence[str]
-) -> FileSplit:
+def _part(root: Path, by_class: Mapping[str, Sequence[str]], classes: Sequence[str]) -> NamedImages:
     # Images are ordered by class, then as in the listing.
-    groups = [by_class.get(name, ()) for name in classes]
-    labels = np.repeat(np.arange(len(groups)), [*map(len, groups)])
-    images = itertools.chain.from_iterable(groups)
-    paths = [os.path.join(root, image.replace(PART_SEPARATOR, os.sep)) for image in images]
-    return FileSplit(paths, labels, root)
+    paths: list[str] = []
+    names: list[str] = []
+    for name in dict.fromkeys([*classes, *by_class]):
+        images = by_class.get(name, ())
+        paths += [os.path.join(root, image.replace(PART_SEPARATOR, os.sep)) for image in images]
+        names += [name] * len(images)
+    # The labels are numbered by `assemble`.
+    split = FileSplit(paths, np.zeros(len(paths), np.int64), root)
+    return NamedImages(split, names, [*map(bytes, file_digests(paths))])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 import re
@@ -10,14 +9,14 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int, Int64, UInt8
 
-from vitkit.data.datasets.build import POOL, assemble
+from vitkit.data.datasets.build import POOL, NamedImages, assemble
 from vitkit.data.datasets.dataset import (
     SPLIT_WORDS,
     ArraySplit,
@@ -29,43 +28,85 @@ from vitkit.data.datasets.dataset import (
 from vitkit.data.datasets.pixel_cache import file_digests
 from vitkit.data.datasets.split import Split
 from vitkit.data.images.read import FILE_BYTES, PATH, as_array, as_bytes, as_pixels, kind_of
-from vitkit.data.sources.object_items import (
-    Label,
-    MapStyle,
-    ObjectPart,
-    as_label,
-    image_and_label,
+from vitkit.data.sources.huggingface import (
+    IMAGE_NAMES,
+    LABEL_NAMES,
+    Tables,
     is_hub_dataset,
-    is_unlabelled,
-    read_hub_dataset,
+    read_table,
 )
 from vitkit.errors import DataError
 from vitkit.io.results import MEMORY_PREFIX, find_given, given, is_given
-from vitkit.messages import did_you_mean, progress_bar
-
-# Open datasets that are Python objects, and keep them while a run is made of them.
+from vitkit.messages import did_you_mean, escape, progress_bar
 
 ACCEPTED = (
     "a path or a name, (images, labels) as arrays, a list of (path, label) or (image, label), a "
     "map-style torch Dataset, a datasets.Dataset, or a dict of these by split"
 )
+Label: TypeAlias = int | str
+"""A class number from 0, or a class name."""
+
+
+@runtime_checkable
+class MapStyle(Protocol):
+    """Anything with a length and items (image, label): a `torch.utils.data.Dataset`, or a list."""
+
+    def __len__(self) -> int:
+        """Return the number of items N."""
+
+    def __getitem__(self, index: int, /) -> Any:
+        """Return the item of an index in [0, N): (image, label), or a mapping of both."""
+
+
+@dataclass(frozen=True, eq=False)
+class ObjectPart:
+    """The images of one split, or of all, before classes have numbers."""
+
+    images: Split
+    """The images; their labels are ignored."""
+    labels: Sequence[Label]
+    """Each image's class number or class name (N,)."""
+    digests: UInt8[np.ndarray, "N 32"] = field(repr=False)
+    """SHA-256 of each image."""
+    classes: tuple[str, ...] = ()
+    """The names of the class numbers, where the object has them."""
+    notes: tuple[str, ...] = ()
+    """Lines for the user."""
+
+    def named(self, classes: Sequence[str]) -> NamedImages:
+        """Return the images with their class names; without `classes` a number is its own name.
+
+        Raises:
+            DataError: a label outside of the classes.
+        """
+        known = set(classes)
+        names = []
+        for index, label in enumerate(self.labels):
+            name = str(label)
+            if known and isinstance(label, int):
+                name = classes[label] if label < len(classes) else ""
+            if known and name not in known:
+                near = "" if isinstance(label, int) else did_you_mean(label, classes)
+                raise DataError(
+                    f"{self.images.name(index)} has the label {label!r}; expected 0 to "
+                    f"{len(classes) - 1}, or one of the {len(classes)} class names{near}"
+                )
+            names.append(name)
+        return NamedImages(self.images, names, [row.tobytes() for row in self.digests])
 
 
 @dataclass(frozen=True, eq=False)
 class ObjectData:
-    """A dataset object whose items were read once: labels and digests, by split.
-
-    Attributes:
-        name: how it was given, such as `arrays`, or the name of its class.
-        parts: by split, or all of it as `POOL`.
-        classes: the names of the class numbers, where they are known.
-        notes: lines for the user.
-    """
+    """A dataset object whose items were read once: labels and digests, by split."""
 
     name: str
+    """How it was given, such as `arrays`, or the name of its class."""
     parts: Mapping[str, ObjectPart]
+    """By split, or all of it as `POOL`."""
     classes: tuple[str, ...] = ()
+    """The names of the class numbers, where they are known."""
     notes: tuple[str, ...] = ()
+    """Lines for the user."""
 
     @property
     def address(self) -> str:
@@ -95,8 +136,12 @@ class ObjectData:
             return self
         return replace(self, parts={split: self.parts[POOL]})
 
-    def open(self, *, ignore_extra_classes: bool = False) -> Dataset:
+    def open(self, *, ignore_extra_classes: bool = False, where: str = "") -> Dataset:
         """Return the dataset; images without a split are divided 70/10/20.
+
+        Args:
+            ignore_extra_classes: leave out classes of val and test that train lacks.
+            where: the file or address that the object was read from, for messages.
 
         Raises:
             DataError: labels outside of the classes, or as `build.assemble`.
@@ -104,7 +149,7 @@ class ObjectData:
         notes = [*self.notes, *(note for part in self.parts.values() for note in part.notes)]
         return assemble(
             self.name,
-            self.name,
+            where or self.name,
             {split: part.named(self.classes) for split, part in self.parts.items()},
             classes=self.classes,
             ignore_extra_classes=ignore_extra_classes,
@@ -112,12 +157,20 @@ class ObjectData:
         )
 
 
-def read_object(data: object, classes: Sequence[str] = ()) -> ObjectData:
+def read_object(
+    data: object,
+    classes: Sequence[str] = (),
+    *,
+    name: str = "",
+    is_opened: bool = False,
+) -> ObjectData:
     """Read a dataset object once: the label and the digest of every item.
 
     Args:
         data: one of the kinds that `open_dataset` lists.
         classes: names of the class numbers; those of the object itself where absent.
+        name: its name; how it was given where absent.
+        is_opened: True for rows of `datasets` that were opened from files or an address.
 
     Raises:
         DataError: an object of another kind; items that cannot be used, by index; or classes that
@@ -127,14 +180,27 @@ def read_object(data: object, classes: Sequence[str] = ()) -> ObjectData:
     if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
         raise DataError(f"classes = {classes!r}: expected a list of names such as ['cat', 'dog']")
     notes: list[str] = []
-    parts = _splits(data, notes) if isinstance(data, Mapping) else {POOL: _part(data, _name(data))}
-    names = dict.fromkeys(part.kind for part in parts.values())
+    parts: dict[str, ObjectPart] = {}
+    names: dict[str, None] = {}
+    for split, value in _by_split(data).items():
+        names[_name(value)] = None
+        origin = "/".join(filter(None, (name or _name(value), split)))
+        if not (is_opened or is_hub_dataset(value)):
+            parts[split] = _part(value, origin)
+            continue
+        rows = read_table(value, origin, is_opened=is_opened)
+        # benchmarks may publish test images without labels; the other splits are complete
+        if split == "test" and isinstance(data, Mapping) and len(data) > 1 and rows.unlabelled:
+            notes.append("test has no labels and is left out")
+            continue
+        labels = [as_label(label, rows.split.name(i)) for i, label in enumerate(rows.labels)]
+        parts[split] = ObjectPart(rows.split, labels, rows.digests, rows.classes)
     found = dict.fromkeys(part.classes for part in parts.values() if part.classes)
     if len(found) > 1 and not classes:
         one, other = [*found][:2]
         raise DataError(f"the splits have other classes: {one} and {other}; expected the same")
     known = tuple(classes) or next(iter(found), ())
-    name = "-".join(names)
+    name = name or "-".join(names)
     # images are matched by the name of their class, so two numbers would become one class
     repeated = [known_name for known_name, count in Counter(known).items() if count > 1]
     if repeated:
@@ -144,28 +210,24 @@ def read_object(data: object, classes: Sequence[str] = ()) -> ObjectData:
     return ObjectData(name, parts, known, tuple(notes))
 
 
-def _splits(data: Mapping[Any, Any], notes: list[str]) -> dict[str, ObjectPart]:
-    """Return the parts of a dict of splits; add a line to `notes` where one is left out."""
-    parts: dict[str, ObjectPart] = {}
+def _by_split(data: object) -> dict[str, Any]:
+    """Return the object of each split of a dict; `POOL` for any other object."""
+    if not isinstance(data, Mapping):
+        return {POOL: data}
+    splits: dict[str, Any] = {}
     for key, value in data.items():
         split = SPLIT_WORDS.get(str(key).lower())
-        if split is None:
-            near = did_you_mean(str(key), SPLIT_WORDS)
-            raise DataError(f"there is no split {key!r}{near}; expected train, val or test")
-        if split in parts:
-            raise DataError(f"two entries of the dict are the split {split}; keep one")
+        if split is None or split in splits:
+            problem = f"there is no split {key!r}{did_you_mean(str(key), SPLIT_WORDS)}"
+            if split:
+                problem = f"two entries of the dict are the split {split}"
+            raise DataError(f"{problem}; expected train, val or test, each once")
         if isinstance(value, Mapping):
             raise DataError(f"the split {key!r} is a dict; expected {ACCEPTED}")
-        origin = f"{_name(value)}/{split}"
-        # benchmarks may publish test images without labels; the other splits are complete
-        may_lack = split == "test" and len(data) > 1 and is_hub_dataset(value)
-        if may_lack and is_unlabelled(value, origin):
-            notes.append("test has no labels and is left out")
-            continue
-        parts[split] = _part(value, origin)
-    if not parts:
+        splits[split] = value
+    if not splits:
         raise DataError("the dict of splits is empty; expected train, val or test")
-    return parts
+    return splits
 
 
 def _name(data: object) -> str:
@@ -185,47 +247,46 @@ def _name(data: object) -> str:
 def _part(data: Any, origin: str) -> ObjectPart:
     """Read the images of one split."""
     if _is_arrays(data):
-        images, labels = data
-        return _read_arrays(images, labels, origin)
+        return _read_arrays(*data, origin)
     if _is_pairs(data):
         return _read_pairs(data, origin)
-    if is_hub_dataset(data):
-        return read_hub_dataset(data, origin)
     _refuse_other_kinds(data)
-    split, labels, notes = _read_items(data, origin)
-    return ObjectPart(_name(data), split, labels, split.digests, _classes_of(data), tuple(notes))
+    return _read_items(data, origin)
 
 
-def _classes_of(data: object) -> tuple[str, ...]:
-    """Return the class names that a dataset has as `classes`, as torchvision's do; or none."""
-    # for a `Subset`, as of `random_split`, the classes of the whole dataset
-    while not hasattr(data, "classes") and hasattr(data, "dataset"):
-        data = data.dataset
-    own = getattr(data, "classes", ())
-    is_names = isinstance(own, list | tuple) and all(isinstance(name, str) for name in own)
-    return tuple(own) if is_names else ()
-
-
-def _refuse_other_kinds(data: object) -> None:
+def _refuse_other_kinds(data: Any) -> None:
     """Raise `DataError` for objects without indexed items: streams, loaders, bare arrays."""
     # By their attributes: neither torch nor pandas is imported for this.
     kind = type(data).__name__
-    if hasattr(data, "batch_sampler") and hasattr(data, "dataset"):
-        raise DataError(f"data is a {kind}; pass its dataset: {kind.lower()}.dataset")
-    if hasattr(data, "iloc"):
-        raise DataError(f"data is a {kind}; pass pairs: list(zip(table.path, table.label))")
-    if hasattr(data, "shape") and hasattr(data, "dtype"):
-        raise DataError(
-            f"data is one {kind} of the shape {tuple(data.shape)}; pass (images, labels)"
-        )
     is_stream = hasattr(data, "__iter__") and not hasattr(data, "__getitem__")
-    if is_stream or any(base.__name__ == "IterableDataset" for base in type(data).__mro__):
-        raise DataError(
+    if hasattr(data, "batch_sampler") and hasattr(data, "dataset"):
+        problem = f"data is a {kind}; pass its dataset: {kind.lower()}.dataset"
+    elif hasattr(data, "iloc"):
+        problem = f"data is a {kind}; pass pairs: list(zip(table.path, table.label))"
+    elif hasattr(data, "shape") and hasattr(data, "dtype"):
+        problem = f"data is one {kind} of the shape {tuple(data.shape)}; pass (images, labels)"
+    elif is_stream or any(base.__name__ == "IterableDataset" for base in type(data).__mro__):
+        problem = (
             f"data is a {kind}, which can only be read in one order; pass list(data) where it fits "
             "into memory, or write its images as WebDataset shards and pass wds:SHARDS.tar"
         )
-    if isinstance(data, str | bytes) or not isinstance(data, MapStyle):
-        raise DataError(f"data is a {kind}; expected {ACCEPTED}")
+    elif isinstance(data, str | bytes) or not isinstance(data, MapStyle):
+        problem = f"data is a {kind}; expected {ACCEPTED}"
+    else:
+        return
+    raise DataError(problem)
+
+
+def open_tables(tables: Tables, *, ignore_extra_classes: bool = False) -> Dataset:
+    """Open tables of images, read by `datasets` from files or from the Hub.
+
+    Raises:
+        DataError: no columns of images and labels, rows without a label, and the errors of
+            `assemble`.
+    """
+    read = read_object(tables.splits.get(POOL, tables.splits), name=tables.name, is_opened=True)
+    read = replace(read, notes=(*read.notes, *tables.notes))
+    return read.open(ignore_extra_classes=ignore_extra_classes, where=tables.where)
 
 
 @contextmanager
@@ -256,11 +317,34 @@ def open_kept(address: str, *, ignore_extra_classes: bool = False) -> Dataset:
             f"{address} stands for data that were passed from Python and are not stored; pass the "
             "same object again: vitkit.train(data, resume=RUN), vitkit.evaluate(RUN, data)"
         )
-    data = find_given(address)
+    data: Dataset | ObjectData = find_given(address)
     if isinstance(data, Dataset):
         return data
-    opened: Dataset = data.open(ignore_extra_classes=ignore_extra_classes)
-    return opened
+    return data.open(ignore_extra_classes=ignore_extra_classes)
+
+
+def as_label(label: Any, name: str) -> Label:
+    """Return a label as a class number from 0 or a class name.
+
+    Args:
+        label: a whole number of any kind (Python, numpy, a tensor without axes), or text.
+        name: the item's name in messages.
+
+    Raises:
+        DataError: none, a float, a negative number, empty text, or several values.
+    """
+    # A number of numpy or torch has a shape, too: ().
+    shape = getattr(label, "shape", ())
+    value = label.item() if hasattr(label, "item") and not len(shape) else label
+    # True is an int, too; as in tables it is the class 'True', not class 1.
+    if isinstance(value, bool):
+        return str(value)
+    if (isinstance(value, int) and value >= 0) or (isinstance(value, str) and value.strip()):
+        return value
+    got = "no label" if value is None or value == "" else f"the label {value!r}"
+    if len(shape):
+        got = f"a label of the shape {tuple(shape)}; for probabilities or one-hot pass the argmax"
+    raise DataError(f"{name} has {got}; expected a class number from 0 or a class name")
 
 
 # Images and labels in two arrays, or paths and labels in pairs.
@@ -279,16 +363,11 @@ def _read_arrays(images: Any, labels: Any, origin: str) -> ObjectPart:
         if pixels.ndim == 4:
             pixels = np.moveaxis(pixels, 1, -1)
     if pixels.dtype == object:
-        raise DataError(
-            f"{origin}: an array of objects; for images of several sizes pass a list of (image, "
-            "label) instead"
-        )
+        expected = "one size; for images of several sizes pass a list of (image, label)"
     if pixels.ndim == 3:
         pixels = pixels[..., None]
-    if pixels.ndim != 4 or pixels.shape[-1] not in (1, 3):
+    if pixels.ndim != 4 or pixels.shape[-1] not in (1, 3) or not pixels.size:
         raise DataError(f"{origin}: images of the shape {tuple(images.shape)}; expected {expected}")
-    if not pixels.size:
-        raise DataError(f"{origin} is empty: images of the shape {tuple(images.shape)}")
     values = _as_labels(labels, origin)
     if len(values) != len(pixels):
         raise DataError(
@@ -301,7 +380,7 @@ def _read_arrays(images: Any, labels: Any, origin: str) -> ObjectPart:
     pixels = np.ascontiguousarray(pixels)
     digests = np.frombuffer(b"".join(array_digests(pixels)), np.uint8).reshape(-1, 32)
     split = ArraySplit(pixels, np.zeros(len(pixels), np.int64), origin)
-    return ObjectPart("arrays", split, values, digests, notes=notes)
+    return ObjectPart(split, values, digests, notes=notes)
 
 
 def _as_labels(labels: Any, origin: str) -> list[Label]:
@@ -310,10 +389,8 @@ def _as_labels(labels: Any, origin: str) -> list[Label]:
         labels = as_array(labels, origin)
     try:
         shape = np.shape(labels)
-    except ValueError as error:  # a list of lists of several lengths
-        raise DataError(
-            f"{origin}: the labels are not a list of one value per image: {error}"
-        ) from None
+    except ValueError:  # a list of lists of several lengths
+        shape = (len(labels), 0)
     if len(shape) != 1:
         raise DataError(
             f"{origin}: labels of the shape {shape}; expected (N,), one class number per image; "
@@ -324,14 +401,12 @@ def _as_labels(labels: Any, origin: str) -> list[Label]:
 
 def _is_pairs(data: object) -> bool:
     """Return True for a list of (path, label)."""
-    if not isinstance(data, list | tuple) or not data:
-        return False
-    first = data[0]
-    return (
-        isinstance(first, list | tuple)
-        and len(first) == 2
-        and isinstance(first[0], str | os.PathLike)
-    )
+    return isinstance(data, list | tuple) and len(data) > 0 and _is_pair(data[0])
+
+
+def _is_pair(item: Any) -> bool:
+    is_two = isinstance(item, list | tuple) and len(item) == 2
+    return is_two and isinstance(item[0], str | os.PathLike)
 
 
 def _read_pairs(pairs: Sequence[Any], origin: str) -> ObjectPart:
@@ -340,8 +415,7 @@ def _read_pairs(pairs: Sequence[Any], origin: str) -> ObjectPart:
     labels: list[Label] = []
     for index, pair in enumerate(pairs):
         name = f"{origin}[{index}]"
-        is_pair = isinstance(pair, list | tuple) and len(pair) == 2
-        if not is_pair or not isinstance(pair[0], str | os.PathLike):
+        if not _is_pair(pair):
             raise DataError(f"{name} is {pair!r:.80}; expected (path, label)")
         paths.append(os.path.abspath(os.path.expanduser(pair[0])))
         labels.append(as_label(pair[1], name))
@@ -351,13 +425,38 @@ def _read_pairs(pairs: Sequence[Any], origin: str) -> ObjectPart:
     except ValueError:  # files on several drives
         root = Path(os.path.abspath(os.sep))
     split = FileSplit(paths, np.zeros(len(paths), np.int64), root)
-    return ObjectPart("pairs", split, labels, np.asarray(file_digests(paths)))
+    return ObjectPart(split, labels, np.asarray(file_digests(paths)))
 
 
-# A split of a map-style dataset: every item is read once when it is opened, for its digest.
+# Map-style datasets: every item is read once when the dataset is opened, for its digest.
 
 ONE_AT_A_TIME = threading.Lock()
 """Held while an item is read: torch's datasets are never called by two threads at once."""
+
+
+def _image_and_label(items: MapStyle, index: int, name: str) -> tuple[Any, Any]:
+    """Return the two parts of an item.
+
+    Raises:
+        DataError: the dataset raises at this index, or the item is neither a pair nor a mapping
+            with an image and a label.
+    """
+    try:
+        item = items[index]
+    except Exception as error:  # whatever a user's own dataset raises
+        raise DataError(f"{name} raised {type(error).__name__}: {error}") from error
+    if isinstance(item, Mapping):
+        keys: list[str] = []
+        for names in (IMAGE_NAMES, LABEL_NAMES):
+            keys += [key for key in names if key in item][:1] or [", ".join(names)]
+        if {*keys} <= {*item}:
+            return item[keys[0]], item[keys[1]]
+        got = f"a mapping of {escape(', '.join(map(str, item)))}"
+        raise DataError(f"{name} is {got}; expected the keys {keys[0]} and {keys[1]}")
+    if isinstance(item, tuple | list) and len(item) == 2:
+        return item[0], item[1]
+    count = f" of {len(item)}" if isinstance(item, tuple | list) else ""
+    raise DataError(f"{name} is a {type(item).__name__}{count}; expected (image, label)")
 
 
 @dataclass(frozen=True, eq=False)
@@ -382,7 +481,7 @@ class ItemSplit(Split):
         if not isinstance(self.items, list | tuple):
             return False
         # A list of paths or of files' bytes is decoded at every reading.
-        image, _ = image_and_label(self.items, 0, self.origin)
+        image, _ = _image_and_label(self.items, 0, self.origin)
         return kind_of(image) not in (PATH, FILE_BYTES)
 
     def name(self, index: int) -> str:
@@ -395,7 +494,7 @@ class ItemSplit(Split):
         number = int(self.numbers[index])
         name = self.name(index)
         with ONE_AT_A_TIME:
-            image, _ = image_and_label(self.items, number, name)
+            image, _ = _image_and_label(self.items, number, name)
         pixels = as_pixels(image, name)
         # A run must read the images that were fingerprinted, or it could not be repeated.
         if _pixels_digest(pixels) != self.digests[number].tobytes():
@@ -407,10 +506,10 @@ class ItemSplit(Split):
         return pixels
 
     def subset(self, indices: Int[np.ndarray, " M"]) -> ItemSplit:
-        return dataclasses.replace(self, labels=self.labels[indices], numbers=self.numbers[indices])
+        return replace(self, labels=self.labels[indices], numbers=self.numbers[indices])
 
     def relabelled(self, labels: Int64[np.ndarray, " N"]) -> ItemSplit:
-        return dataclasses.replace(self, labels=labels)
+        return replace(self, labels=labels)
 
 
 def _pixels_digest(pixels: UInt8[np.ndarray, "H W C"]) -> bytes:
@@ -421,7 +520,7 @@ def _pixels_digest(pixels: UInt8[np.ndarray, "H W C"]) -> bytes:
     return digest.digest()
 
 
-def _read_items(items: MapStyle, origin: str) -> tuple[ItemSplit, list[Label], list[str]]:
+def _read_items(items: MapStyle, origin: str) -> ObjectPart:
     """Read every item once: its label, and the digest of its pixels."""
     count = len(items)
     if count == 0:
@@ -432,7 +531,7 @@ def _read_items(items: MapStyle, origin: str) -> tuple[ItemSplit, list[Label], l
     with progress_bar(count, f"reading {origin}") as advance:
         for index in range(count):
             name = f"{origin}[{index}]"
-            image, label = image_and_label(items, index, name)
+            image, label = _image_and_label(items, index, name)
             # Mixed kinds of images are a mistake: one of the two conventions would be misread.
             kind = kind_of(image)
             first_kind = first_kind or kind
@@ -444,8 +543,18 @@ def _read_items(items: MapStyle, origin: str) -> tuple[ItemSplit, list[Label], l
             digests[index] = np.frombuffer(_pixels_digest(as_pixels(image, name)), np.uint8)
             labels.append(as_label(label, name))
             advance(1)
-    notes = []
+    notes: tuple[str, ...] = ()
     if " float" in first_kind:
-        notes.append(f"{origin}: float images in [0, 1] are rounded to 8 bits")
-    zeros = np.zeros(count, np.int64)
-    return ItemSplit(items, zeros, origin, np.arange(count), digests), labels, notes
+        notes = (f"{origin}: float images in [0, 1] are rounded to 8 bits",)
+    split = ItemSplit(items, np.zeros(count, np.int64), origin, np.arange(count), digests)
+    return ObjectPart(split, labels, digests, _classes_of(items), notes)
+
+
+def _classes_of(data: Any) -> tuple[str, ...]:
+    """Return the class names that a dataset has as `classes`, as torchvision's do; or none."""
+    # for a `Subset`, as of `random_split`, the classes of the whole dataset
+    while not hasattr(data, "classes") and hasattr(data, "dataset"):
+        data = data.dataset
+    own = getattr(data, "classes", ())
+    is_names = isinstance(own, list | tuple) and all(isinstance(name, str) for name in own)
+    return tuple(own) if is_names else ()

@@ -22,14 +22,13 @@ from vitkit.data.sources.huggingface import (
     HUB_PREFIX,
     PARQUET_ENDING,
     is_saved,
-    open_hub,
-    open_parquet,
-    open_saved,
+    load_hub,
+    load_parquet,
+    load_saved,
     parquet_files,
 )
 from vitkit.data.sources.image_folder import open_folder
-from vitkit.data.sources.object_items import MapStyle
-from vitkit.data.sources.objects import kept, open_kept, read_object
+from vitkit.data.sources.objects import MapStyle, kept, open_kept, open_tables, read_object
 from vitkit.data.sources.shards import WEBDATASET_PREFIX, open_webdataset
 from vitkit.errors import DataError
 from vitkit.io.results import MEMORY_PREFIX
@@ -143,7 +142,7 @@ def _open_place(
     if isinstance(data, str) and data in NAMES:
         return _open_named(data, root)
     if isinstance(data, str) and data.startswith(HUB_PREFIX):
-        return open_hub(data, ignore_extra_classes=ignore_extra_classes)
+        return open_tables(load_hub(data), ignore_extra_classes=ignore_extra_classes)
     if isinstance(data, str) and data.startswith(WEBDATASET_PREFIX):
         return open_webdataset(data, ignore_extra_classes=ignore_extra_classes)
     path = Path(os.path.expanduser(data))
@@ -181,9 +180,9 @@ def _open_path(
     ending = path.suffix.lower()
     is_folder = os.path.isdir(path)
     if ending == PARQUET_ENDING or (is_folder and parquet_files(path)):
-        return open_parquet(path, ignore_extra_classes=ignore_extra_classes)
+        return open_tables(load_parquet(path), ignore_extra_classes=ignore_extra_classes)
     if is_folder and is_saved(path):
-        return open_saved(path, ignore_extra_classes=ignore_extra_classes)
+        return open_tables(load_saved(path), ignore_extra_classes=ignore_extra_classes)
     if is_folder:
         return open_folder(
             path, ignore_extra_classes=ignore_extra_classes, follow_links=follow_links

@@ -13,6 +13,9 @@ from vitkit.errors import DataError, SettingError
 from vitkit.io.atomic import write_bytes
 from vitkit.training.config.merging import read_yaml
 
+IMAGES_OF_A_FINDING = 20
+"""Images that the report lists of a finding; `more` counts the others."""
+
 
 def record_data(
     dataset: Dataset,
@@ -33,7 +36,7 @@ def record_data(
         OutputError: a file cannot be written.
     """
     if check is not None:
-        document = json.dumps(check.as_short_dict(), indent=1)
+        document = json.dumps(check.as_dict(most=IMAGES_OF_A_FINDING), indent=1)
         write_bytes(check_file, f"{document}\n".encode())
     if dataset.relabelled is not None:
         write_bytes(relabel_file, dataset.relabelled.to_csv())
