@@ -260,8 +260,6 @@ def weights_fingerprint(tensors: Mapping[str, Tensor], without: Sequence[str] = 
 INDEX_VERSION = 3
 TEXT_PREFIX = "text:"
 STAMP_KEY = "stamp"
-NO_STAMP = (0, 0)
-"""The stamp of a file that is not local."""
 
 
 @dataclass(frozen=True)
@@ -291,27 +289,20 @@ def cached_index(path: Path, kind: str, build: Callable[[Path], Index]) -> Index
     """
     stamp = file_stamp(path)
     # one file by several paths has one index
-    subject = str(path.resolve())
-    index = kept_index(subject, kind, stamp)
+    name = f"{INDEX_VERSION} {kind} {path.resolve()}".encode("utf-8", "surrogateescape")
+    kept = cache_folder() / "indexes" / f"{hashlib.sha256(name).hexdigest()[:32]}.npz"
+    index = _read_index(kept, stamp) if is_whole(kept) else None
     if index is None:
         index = build(path)
         # a file that changed meanwhile is indexed again next time
         if file_stamp(path) == stamp:
-            keep_index(subject, kind, index, stamp)
+            with contextlib.suppress(OSError):
+                _write_index(kept, index, stamp)
     return index
 
 
-def kept_index(subject: str, kind: str, stamp: tuple[int, int] = NO_STAMP) -> Index | None:
-    """Return the stored index of a file of this stamp, or None.
-
-    Args:
-        subject: the file's resolved path or its address.
-        kind: as for `cached_index`.
-        stamp: as `file_stamp` returns it.
-    """
-    path = _path(subject, kind)
-    if not is_whole(path):
-        return None
+def _read_index(path: Path, stamp: tuple[int, int]) -> Index | None:
+    """Return the stored index of a file, or None where that is of another stamp."""
     index = Index()
     with np.load(path) as stored:
         if tuple(stored[STAMP_KEY].tolist()) != stamp:
@@ -324,23 +315,10 @@ def kept_index(subject: str, kind: str, stamp: tuple[int, int] = NO_STAMP) -> In
     return index
 
 
-def keep_index(subject: str, kind: str, index: Index, stamp: tuple[int, int] = NO_STAMP) -> None:
-    """Store the index of a file of this stamp; do nothing where the cache cannot be written."""
+def _write_index(path: Path, index: Index, stamp: tuple[int, int]) -> None:
     columns: dict[str, Any] = {STAMP_KEY: np.array(stamp, np.int64), **index.arrays}
     # texts as JSON bytes: arrays of strings would be as wide as the longest
     for name, lines in index.texts.items():
         columns[TEXT_PREFIX + name] = np.frombuffer(json.dumps(lines).encode(), np.uint8)
-    path = _path(subject, kind)
-    with contextlib.suppress(OSError), caching(path.parent) as folder:
+    with caching(path.parent) as folder:
         np.savez(folder / path.name, **columns)
-
-
-def forget_index(subject: str, kind: str) -> None:
-    """Delete a stored index, so that it is built again."""
-    with contextlib.suppress(OSError):
-        _path(subject, kind).unlink()
-
-
-def _path(subject: str, kind: str) -> Path:
-    name = f"{INDEX_VERSION} {kind} {subject}".encode("utf-8", "surrogateescape")
-    return cache_folder() / "indexes" / f"{hashlib.sha256(name).hexdigest()[:32]}.npz"
