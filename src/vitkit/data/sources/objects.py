@@ -247,7 +247,7 @@ def _name(data: object) -> str:
 def _part(data: Any, origin: str) -> ObjectPart:
     """Read the images of one split."""
     if _is_arrays(data):
-        return _read_arrays(*data, origin)
+        return _read_arrays(data[0], data[1], origin)
     if _is_pairs(data):
         return _read_pairs(data, origin)
     _refuse_other_kinds(data)
