@@ -20,8 +20,7 @@ from PIL import Image
 from processes import forked, wait_until
 
 import vitkit
-from vitkit import cli
-from vitkit.data.sources.open import open_dataset
+from vitkit import cli, open_dataset
 from vitkit.training.config.merging import read_yaml
 
 TRAIN = ["--recipe", "digits", "--epochs", "2", "--warmup-epochs", "1", "--amp", "off", "--quiet",

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from image_files import folder, refusal
+from image_files import refusal
 from local_server import listening
 from PIL import Image
 
@@ -227,17 +227,6 @@ def test_a_hundred_classes_by_their_fine_label(tmp_path: Path) -> None:
     assert (dataset.classes[0], dataset.classes[95]) == ("apple", "whale")
     assert dataset.splits["train"].labels.tolist() == fine.tolist()
     np.testing.assert_array_equal(dataset.splits["test"].read(5), TEST[5])
-
-
-def test_folders_of_images(tmp_path: Path) -> None:
-    names = benchmarks.CIFAR_CLASSES["cifar10"]
-    folder(tmp_path / "cifar10", {f"{s}/{n}": 2 for s in ("train", "test") for n in names})
-    dataset = open_dataset("cifar10", data_root=tmp_path)
-    assert dataset.classes == names
-    assert len(dataset.splits["test"]) == 20
-    (tmp_path / "cifar10" / "train" / "truck").rename(tmp_path / "cifar10" / "train" / "lorry")
-    (tmp_path / "cifar10" / "test" / "truck").rename(tmp_path / "cifar10" / "test" / "lorry")
-    assert "lorry, truck differ" in refusal("cifar10", data_root=tmp_path)
 
 
 def test_files_of_cifar_that_are_not_whole(tmp_path: Path) -> None:

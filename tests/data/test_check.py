@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -134,9 +133,3 @@ def test_more_images_than_one_block(tmp_path: Path) -> None:
         paths[index] = bad
     split = FileSplit([*map(str, paths)], np.zeros(2500, np.int64), tmp_path)
     assert [p.index for p in scan_split(split, workers=2).problems] == [0, 1023, 1024, 2499]
-
-
-def test_no_thread_is_left_behind(root: Path) -> None:
-    before = threading.active_count()
-    scan_split(open_dataset(root).splits["train"], workers=4)
-    assert threading.active_count() == before

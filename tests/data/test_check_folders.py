@@ -75,23 +75,6 @@ def test_labels_are_aligned_by_name(tmp_path: Path, trap: str) -> None:
     assert any(warning in line for line in lines)
 
 
-def test_a_class_that_only_val_has_is_refused(tmp_path: Path) -> None:
-    assert "val has 1 class that train lacks: 'd'" in refusal(
-        folder(tmp_path, {**COUNTS, "val/d": 1})
-    )
-
-
-def test_classes_that_differ_in_case_are_refused(tmp_path: Path) -> None:
-    assert "differ only in case" in refusal(folder(tmp_path, {**COUNTS, "train/A": 1}))
-
-
-def test_an_image_in_train_and_val_is_reported(tmp_path: Path) -> None:
-    root = folder(tmp_path, COUNTS)
-    shutil.copy(root / "train" / "a" / "0.png", root / "val" / "a" / "seen.png")
-    (leak,) = (f for f in check(root).findings if f.kind == "leak")
-    assert leak.images == (("val/a/seen.png", "train/a/0.png"),)
-
-
 def checked(root: Path, **options: bool) -> Any:
     """A check that must end."""
     reports: list[Any] = []

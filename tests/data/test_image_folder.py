@@ -18,7 +18,7 @@ from image_files import (
     save,
 )
 
-from vitkit import DataError, ImageError, check, open_dataset
+from vitkit import DataError, check, open_dataset
 from vitkit.data.checks.check import drop_or_refuse_unreadable
 from vitkit.data.datasets.dataset import Dataset, FileSplit
 from vitkit.data.datasets.split import Split
@@ -27,7 +27,8 @@ from vitkit.data.datasets.splitting import with_validation
 
 @pytest.mark.parametrize("val", ["val", "valid", "validation", "Val", "dev", "eval"])
 def test_train_val_and_test_folders(tmp_path: Path, val: str) -> None:
-    counts = {"train/cat": 3, "train/dog": 2, f"{val}/cat": 1, f"{val}/dog": 1, "test/dog": 2}
+    test = "Testing" if val == "eval" else "test"
+    counts = {"train/cat": 3, "train/dog": 2, f"{val}/cat": 1, f"{val}/dog": 1, f"{test}/dog": 2}
     dataset = open_dataset(folder(tmp_path / "pets", counts))
     assert dataset.name == "pets"
     assert dataset.classes == ("cat", "dog")
@@ -55,13 +56,6 @@ def test_any_nesting_and_any_case_of_ending(tmp_path: Path) -> None:
     dataset = open_dataset(tmp_path)
     assert Counter(dataset.splits["train"].labels.tolist()) == {0: 8, 1: 8}
     assert contents(dataset)["train"] >= {("cat", 7), ("dog", 107)}
-
-
-def test_training_and_testing_are_splits_and_not_classes(tmp_path: Path) -> None:
-    counts = {"Training/a": 3, "Training/b": 3, "Testing/a": 1, "Testing/b": 2}
-    dataset = open_dataset(folder(tmp_path, counts))
-    assert dataset.classes == ("a", "b")
-    assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 6, "test": 3}
 
 
 def test_folders_that_all_hold_the_same_folders_are_warned_of(tmp_path: Path) -> None:
@@ -98,12 +92,6 @@ def test_files_with_other_endings_are_counted(tmp_path: Path) -> None:
     severities = [order.index(finding.severity) for finding in report.findings]
     assert severities == sorted(severities)
     assert warning in drop_or_refuse_unreadable(dataset, "refuse")[1].warnings()
-
-
-def test_no_val_folder_leaves_val_out(tmp_path: Path) -> None:
-    dataset = open_dataset(folder(tmp_path, {"train/a": 2, "train/b": 2, "test/a": 1, "test/b": 1}))
-    assert set(dataset.splits) == {"train", "test"}
-    assert dataset.notes == ()
 
 
 def test_a_set_for_evaluation_only(tmp_path: Path) -> None:
@@ -145,15 +133,6 @@ def test_a_flat_split_follows_the_images_and_not_their_names(tmp_path: Path) -> 
     one, two = open_dataset(first), open_dataset(tmp_path / "second")
     assert contents(one) == contents(two)
     assert len(one.splits["train"]) == 56
-
-
-def test_adding_an_image_moves_few_others(tmp_path: Path) -> None:
-    root = folder(tmp_path, {"cat": 100, "dog": 100})
-    before = contents(open_dataset(root))
-    save(root / "cat" / "000-first.png", 9999)
-    after = contents(open_dataset(root))
-    moved = sum(len(before[name] - after[name]) for name in before)
-    assert moved <= 4
 
 
 def test_the_order_is_not_the_file_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,13 +199,6 @@ def test_validation_classes_that_train_lacks(tmp_path: Path) -> None:
     assert "val has no images of class 'c'" in dataset.notes
 
 
-def test_classes_are_matched_by_name_and_not_by_place(tmp_path: Path) -> None:
-    counts = {"train/a": 1, "train/b": 1, "train/c": 1, "val/c": 1, "test/b": 1}
-    dataset = open_dataset(folder(tmp_path, counts))
-    assert dataset.splits["val"].labels.tolist() == [2]
-    assert dataset.splits["test"].labels.tolist() == [1]
-
-
 @pytest.mark.parametrize(
     "counts",
     [
@@ -289,12 +261,10 @@ def test_links_out_of_the_root_are_refused_unless_followed(tmp_path: Path) -> No
     dataset = open_dataset(root, follow_links=True)
     assert Counter(dataset.splits["train"].labels.tolist()) == {0: 3, 1: 2, 2: 3}
     assert dataset.splits["train"].name(7) == "train/c/2.png"
-
-
-def test_a_sibling_whose_name_starts_like_the_root_is_outside(tmp_path: Path) -> None:
-    root = folder(tmp_path / "data", {"train/a": 1, "train/b": 1})
-    folder(tmp_path / "data-private", {"x": 1})
-    (root / "train" / "c").symlink_to(tmp_path / "data-private" / "x")
+    # a sibling whose name starts like the root is outside
+    root = folder(tmp_path / "one", {"train/a": 1, "train/b": 1})
+    folder(tmp_path / "one-private", {"x": 1})
+    (root / "train" / "c").symlink_to(tmp_path / "one-private" / "x")
     assert "lead out of the folder" in refusal(root)
 
 
@@ -330,30 +300,3 @@ def test_loops_end(tmp_path: Path, follow_links: bool) -> None:
     assert {"train/a/0.png", "train/b/me.png"} <= {
         opened[0].splits["train"].name(i) for i in range(len(opened[0].splits["train"]))
     }
-
-
-def test_a_fifo_and_a_broken_link_are_listed_and_do_not_hang(tmp_path: Path) -> None:
-    root = folder(tmp_path, {"a": 5, "b": 5})
-    os.mkfifo(root / "a" / "pipe.jpg")
-    (root / "b" / "gone.jpg").symlink_to("nowhere.jpg")
-    dataset = open_dataset(root)
-    reasons = []
-    for split in dataset.splits.values():
-        for i in range(len(split)):
-            try:
-                split.read(i)
-            except ImageError as error:
-                reasons.append(error.reason)
-    assert sorted(reasons) == ["missing", "not a file"]
-
-
-def test_odd_file_names(tmp_path: Path) -> None:
-    root = folder(tmp_path, {"train/a": 1, "train/b": 1})
-    for name in ("two\nlines.png", os.fsdecode(b"latin-\xff.png"), "x" * 251 + ".png", "ü.png"):
-        save(root / "train" / "a" / name, 3)
-    train = open_dataset(root).splits["train"]
-    names = [train.name(i) for i in range(len(train))]
-    assert all(name.isprintable() for name in names)
-    assert "train/a/two\\nlines.png" in names
-    assert "train/a/latin-\\udcff.png" in names
-    assert len(contents(open_dataset(root))["train"]) == 3

@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitkit import DataError, ImageError, LoaderError, open_dataset
 from vitkit.data.augmentation.pipeline import Augmentation
 from vitkit.data.datasets.dataset import ArraySplit
 from vitkit.data.images.preprocess import fit
 from vitkit.data.loading import loader
 from vitkit.data.loading.loader import EvaluationBatches, TrainingSteps, batches
-from vitkit.data.sources.open import open_dataset
-from vitkit.errors import DataError, ImageError, LoaderError
 from vitkit.spec import Preprocess
 
 SMALL = Preprocess(image_size=16, fit="squash")
@@ -134,7 +133,6 @@ def test_an_image_that_vanishes_during_a_run_is_named(folder, tmp_path, workers)
 ABANDONED = """
 from vitkit.data.augmentation.pipeline import Augmentation
 from vitkit.data.loading.loader import TrainingSteps, batches
-from vitkit.data.sources.open import open_dataset
 from vitkit.spec import Preprocess
 train = open_dataset("digits").splits["train"]
 small = Preprocess(image_size=8, fit="squash")

@@ -20,7 +20,7 @@ from processes import wait_until
 from shards import as_folder, samples, train_briefly
 
 import vitkit
-from vitkit import cli
+from vitkit import ImageError, SettingError, cli, open_dataset
 from vitkit.cli import train as train_command
 from vitkit.data.checks.check import check_dataset, drop_or_refuse_unreadable
 from vitkit.data.datasets import pixel_cache
@@ -29,8 +29,6 @@ from vitkit.data.datasets.pixel_cache import CachedSplit, cached
 from vitkit.data.datasets.scan import scan_split
 from vitkit.data.datasets.splitting import with_validation
 from vitkit.data.images.decode import fast_decoder
-from vitkit.data.sources.open import open_dataset
-from vitkit.errors import ImageError, SettingError
 from vitkit.training import train as session
 from vitkit.training.config.train_config import TrainConfig
 

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 import vitkit
+from vitkit import open_dataset
 from vitkit.data.augmentation.crop_flip import (
     crop_box,
     largest_reduction,
@@ -21,7 +22,6 @@ from vitkit.data.augmentation.pipeline import Augmentation
 from vitkit.data.datasets.pixel_cache import cached
 from vitkit.data.images.decode import reduced_size
 from vitkit.data.loading.loader import TrainingSteps, batches
-from vitkit.data.sources.open import open_dataset
 from vitkit.spec import Preprocess
 
 PHOTOGRAPH = skimage.data.astronaut()

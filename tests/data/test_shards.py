@@ -254,7 +254,7 @@ def test_files_that_are_no_tars(tmp_path: Path) -> None:
         ([("0.png", b"p"), ("0.json", b"[" * 99_999)], "0.json: cannot be read"),
         (
             [("0.png", b"p"), ("0.txt", b"x" * 2_000_000)],
-            "sample '0': .txt has 2,000,000 bytes, too many",
+            "sample '0': a member has 2,000,000 bytes; expected at most 1,048,576",
         ),
     ],
 )

@@ -10,12 +10,11 @@ import pytest
 from PIL import Image
 
 import vitkit
-from vitkit import cli
+from vitkit import cli, open_dataset
 from vitkit.data.checks.check import drop_or_refuse_unreadable
 from vitkit.data.datasets import splitting
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.splitting import stratified_split, with_validation
-from vitkit.data.sources.open import open_dataset
 
 
 def image(number: int) -> bytes:

@@ -22,7 +22,6 @@ from jaxtyping import Int64, UInt8
 from vitkit.data.datasets.dataset import ArraySplit, Dataset, array_digests, dataset_fingerprint
 from vitkit.data.datasets.split import Split
 from vitkit.data.datasets.splitting import stratified_split
-from vitkit.data.sources.image_folder import open_folder
 from vitkit.data.sources.shards import fetch_data
 from vitkit.errors import DataError
 from vitkit.io.caches import cache_folder
@@ -185,15 +184,12 @@ def _find(folder: Path, stem: str) -> Path | None:
     return None
 
 
-# CIFAR-10 and CIFAR-100 in the layouts that cannot run code.
+# CIFAR-10 and CIFAR-100 in their binary version, which cannot run code.
 #
 # A. Krizhevsky: "Learning Multiple Layers of Features from Tiny Images", 2009. 60,000 colour images
-# of 32 x 32. Two layouts are read:
-#
-#     the binary version    data_batch_1.bin ... test_batch.bin, or train.bin and test.bin, unpacked
-#                           or in their archive; each image is its label (CIFAR-100: coarse, then
-#                           fine), then 32 x 32 values each of red, green and blue
-#     folders of images     train/<class>/*.png and test/<class>/*.png
+# of 32 x 32. The files are data_batch_1.bin ... test_batch.bin, or train.bin and test.bin, unpacked
+# or in their archive; each image is its label (CIFAR-100: coarse, then fine), then 32 x 32 values
+# each of red, green and blue.
 
 CIFAR_SIDE = 32
 CIFAR_VALUES = 3 * CIFAR_SIDE * CIFAR_SIDE
@@ -242,8 +238,6 @@ def open_cifar(name: str, folders: Sequence[Path]) -> Dataset:
                 found = [file for file in files if (folder / file).is_file()]
                 contents = {file: (folder / file).read_bytes() for file in found}
                 return _open_binary(name, folder, contents)
-            if (folder / "train").is_dir() and (folder / "test").is_dir():
-                return _open_folders(name, folder)
         if (parent / ARCHIVE[name]).is_file():
             return _open_archive(name, parent / ARCHIVE[name])
     return _open_archive(name, _downloaded(name, ARCHIVE[name], folders))
@@ -289,17 +283,6 @@ def _open_binary(name: str, where: Path, contents: Mapping[str, bytes]) -> Datas
                 f"{split} has {len(rows):,} images; the complete dataset has {COUNTS[split]:,}"
             )
     return _dataset(name, parts, where, notes)
-
-
-def _open_folders(name: str, folder: Path) -> Dataset:
-    dataset = open_folder(folder)
-    if dataset.classes != CIFAR_CLASSES[name]:
-        different = sorted({*dataset.classes} ^ {*CIFAR_CLASSES[name]})
-        raise DataError(
-            f"{folder}: its classes are not those of {name}: {', '.join(different[:5])} differ; "
-            "open the folder by its path, or pass another --data-root"
-        )
-    return dataset
 
 
 # IDX files, the format of MNIST and similar datasets, gzipped or not.

@@ -82,7 +82,8 @@ def load_hub(address: str) -> Tables:
     # Without a network `datasets` takes the newest of its cache, in a folder named by its commit.
     for part in splits.values():
         commit = Path(part.cache_files[0]["filename"]).parent.name if part.cache_files else ""
-        if COMMIT.fullmatch(revision) and not commit.startswith(revision):
+        known = COMMIT.fullmatch(revision) and len(commit) == 40
+        if known and not commit.startswith(revision):
             raise DataError(
                 f"{address}: the cache has {commit} of it, and the Hub cannot be reached; check "
                 f"the network, or pass @{commit}"

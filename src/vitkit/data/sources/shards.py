@@ -149,11 +149,10 @@ def _index(where: str, path: Path) -> Index:
     digests: list[bytes] = []
     with path.open("rb") as file:
         members, ignored = read_members(file, where)
-        # The members of a sample follow each other, as the format demands.
-        for key, group in itertools.groupby(filter(_is_part_of_sample, members), _key):
-            image, label = _image_and_label(where, key, list(group))
+        for key, group in _samples(members):
+            image, label = _image_and_label(f"{where}: sample {escape(key)!r}", group)
             keys.append(key)
-            labels.append(_class_name(file, where, label))
+            labels.append(_class_name(file, where, *label))
             places.append((image.offset, image.size))
             file.seek(image.offset)
             digests.append(hashlib.sha256(file.read(image.size)).digest())
@@ -229,56 +228,50 @@ def _notes_on_ignored(shards: Sequence[Shard]) -> list[str]:
     return [f"skipped in the shards: {listed}"]
 
 
-def _is_part_of_sample(member: Member) -> bool:
-    """Return True if a member has an ending and is not a hidden file."""
-    name = member.name.rpartition("/")[2]
-    return "." in name and not is_hidden(name)
+def _samples(members: Sequence[Member]) -> list[tuple[str, list[tuple[str, Member]]]]:
+    """Return the name of each sample, and its members with their endings."""
+    samples: list[tuple[str, list[tuple[str, Member]]]] = []
+    for member in members:
+        # The sample's name includes dots of folders, but ends at the first dot of the file's name.
+        folder, slash, name = member.name.rpartition("/")
+        stem, dot, ending = name.partition(".")
+        key = folder + slash + stem
+        if not dot or is_hidden(name):
+            continue
+        # The members of a sample follow each other, as the format demands.
+        if not samples or samples[-1][0] != key:
+            samples.append((key, []))
+        samples[-1][1].append((ending.lower(), member))
+    return samples
 
 
-def _key(member: Member) -> str:
-    """Return the sample's name: all before the first dot of the file's own name."""
-    # The sample's name includes dots of folder names, but ends at the first dot of the file name.
-    folder, slash, name = member.name.rpartition("/")
-    return folder + slash + name.partition(".")[0]
-
-
-def _ending(member: Member) -> str:
-    return member.name.rpartition("/")[2].partition(".")[2].lower()
-
-
-def _image_and_label(where: str, key: str, group: Sequence[Member]) -> tuple[Member, Member]:
-    """Return the two members that make a sample."""
-    where = f"{where}: sample {escape(key)!r}"
-    images = [member for member in group if f".{_ending(member)}" in IMAGE_ENDINGS]
+def _image_and_label(
+    where: str, group: Sequence[tuple[str, Member]]
+) -> tuple[Member, tuple[str, Member]]:
+    """Return the two members that make a sample, the label with its ending."""
+    images = [member for ending, member in group if f".{ending}" in IMAGE_ENDINGS]
     if len(images) != 1:
-        endings = ", ".join(escape(_ending(member)) for member in group[:ENDINGS_SHOWN])
+        endings = ", ".join(escape(ending) for ending, _ in group[:ENDINGS_SHOWN])
         raise DataError(f"{where}: expected one image, got {len(images)} among {endings}")
-    label = _label(group)
-    if label is None:
-        raise DataError(f"{where}: no label; expected a member ending in .cls, .json or .txt")
-    for member, most in ((images[0], LONGEST_IMAGE), (label, LONGEST_LABEL)):
-        if member.size > most:
-            raise DataError(f"{where}: .{_ending(member)} has {member.size:,} bytes, too many")
-    return images[0], label
-
-
-def _label(group: Sequence[Member]) -> Member | None:
-    """Return the first member with the first of `LABELS` that occurs."""
     # The order of the endings decides, not the order of the members.
-    for ending in LABELS:
-        for member in group:
-            if _ending(member) == ending:
-                return member
-    return None
+    labels = sorted(
+        (part for part in group if part[0] in LABELS), key=lambda part: LABELS.index(part[0])
+    )
+    if not labels:
+        raise DataError(f"{where}: no label; expected a member ending in .cls, .json or .txt")
+    for size, most in ((images[0].size, LONGEST_IMAGE), (labels[0][1].size, LONGEST_LABEL)):
+        if size > most:
+            raise DataError(f"{where}: a member has {size:,} bytes; expected at most {most:,}")
+    return images[0], labels[0]
 
 
-def _class_name(file: BinaryIO, where: str, label: Member) -> str:
+def _class_name(file: BinaryIO, where: str, ending: str, label: Member) -> str:
     """Return the class in a label member: its text, or `label` of its JSON."""
     where = f"{where}: {escape(label.name)}"
     file.seek(label.offset)
     try:
         content: object = file.read(label.size).decode("utf-8").strip()
-        if _ending(label) == "json":
+        if ending == "json":
             content = json.loads(str(content))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: cannot be read: {error}") from None
