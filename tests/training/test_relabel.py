@@ -73,8 +73,8 @@ def test_training_changes_exactly_the_listed_labels_and_no_file(photos, tmp_path
             for name in wanted]  # fmt: skip
     file = write(tmp_path / "relabel.csv", *rows)
     run = vitkit.train(photos, output=tmp_path / "run", relabel=file, **SETTINGS).run
-    changed = {name: label for name, label in labels_of(run).items()
-               if label != labels_of(plain)[name]}  # fmt: skip
+    before = labels_of(plain)
+    changed = {name: label for name, label in labels_of(run).items() if label != before[name]}
     assert changed == {name: new for name, _, new in rows}
     assert [*labels_of(run)] == [*labels_of(plain)]  # the same splits, in the same order
     assert state_of(photos) == before
