@@ -67,16 +67,15 @@ def state_of(folder: Path) -> dict[str, str]:
 def test_training_changes_exactly_the_listed_labels_and_no_file(photos, tmp_path):
     before = state_of(photos)
     plain = vitkit.train(photos, output=tmp_path / "plain", **SETTINGS).run
-    moved = [name for name, label in labels_of(plain).items() if label == "cat"][:3]
+    labels = labels_of(plain)
+    moved = [name for name, label in labels.items() if label == "cat"][:3]
     wanted = dict.fromkeys([*moved, "test/dog/1.png"])
-    rows = [(name, labels_of(plain)[name], {"cat": "dog", "dog": "cat"}[labels_of(plain)[name]])
-            for name in wanted]  # fmt: skip
+    rows = [(name, labels[name], {"cat": "dog", "dog": "cat"}[labels[name]]) for name in wanted]
     file = write(tmp_path / "relabel.csv", *rows)
     run = vitkit.train(photos, output=tmp_path / "run", relabel=file, **SETTINGS).run
-    before = labels_of(plain)
-    changed = {name: label for name, label in labels_of(run).items() if label != before[name]}
+    changed = {name: label for name, label in labels_of(run).items() if label != labels[name]}
     assert changed == {name: new for name, _, new in rows}
-    assert [*labels_of(run)] == [*labels_of(plain)]  # the same splits, in the same order
+    assert [*labels_of(run)] == [*labels]  # the same splits, in the same order
     assert state_of(photos) == before
     log = (run / "train.log").read_text(encoding="utf-8")
     assert "relabel.csv: 4 labels corrected (" in log
