@@ -32,8 +32,8 @@ def child(recipe: str, amp: str, threads: int) -> None:
     import torch
 
     import vitkit
-    from vitkit.data.augmentation.pipeline import Augmentation
     from vitkit.data.datasets.dataset import ArraySplit, Dataset
+    from vitkit.data.loading.crop_flip import Augmentation
     from vitkit.data.loading.loader import TrainingSteps
     from vitkit.models.presets import preset
     from vitkit.models.vit import ViT

@@ -40,9 +40,8 @@ from versus import speed_ratio
 from versus.machine import declare_missing_operators
 
 import vitkit
-from vitkit.data.augmentation.crop_flip import crop_box, reduced_box
-from vitkit.data.augmentation.pipeline import Augmentation
 from vitkit.data.images import decode as jpeg
+from vitkit.data.loading.crop_flip import Augmentation, crop_box, reduced_box
 from vitkit.data.loading.loader import TrainingSteps, batches
 from vitkit.randomness import augmentation_key
 

@@ -145,7 +145,7 @@ def overhead(rounds: int, block: int) -> dict[str, object]:
 
 def small_images(log_interval: int) -> Plan:
     """Return random images of 32 pixels in ten classes."""
-    from vitkit.data.augmentation.pipeline import Augmentation
+    from vitkit.data.loading.crop_flip import Augmentation
     from vitkit.data.loading.loader import TrainingSteps
 
     random = np.random.default_rng(0)

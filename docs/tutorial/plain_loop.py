@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 import vitkit
-from vitkit.data.augmentation.pipeline import Augmentation, BatchTransform
+from vitkit.data.augmentation.pipeline import BatchTransform
 from vitkit.data.datasets.split import Split
 from vitkit.data.datasets.splitting import stratified_split, with_validation
+from vitkit.data.loading.crop_flip import Augmentation
 from vitkit.data.loading.loader import TrainingSteps
 from vitkit.data.sources.open import open_dataset
 from vitkit.evaluation.loop import evaluate_model

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from vitkit.data.augmentation.pipeline import Augmentation, BatchTransform
+from vitkit.data.augmentation.pipeline import BatchTransform
 from vitkit.data.loading.batch import Batch
+from vitkit.data.loading.crop_flip import Augmentation
 from vitkit.spec import Preprocess
 
 CPU = torch.device("cpu")

@@ -39,13 +39,13 @@ def root(tmp_path: Path) -> Path:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files that are decoded."""
     names: list[str] = []
-    decode = vitkit.data.datasets.dataset.decode_with_properties
+    decode = vitkit.data.datasets.dataset.decode_file
 
     def noting(source: Path, **options: object) -> object:
         names.append(Path(source).name)
         return decode(source, **options)
 
-    monkeypatch.setattr(vitkit.data.datasets.dataset, "decode_with_properties", noting)
+    monkeypatch.setattr(vitkit.data.datasets.dataset, "decode_file", noting)
     return names
 
 

@@ -11,13 +11,13 @@ import torch
 from image_files import NOISE, PHOTO, RAMP, VARIANTS, encode, grey_tiff, ink_profile, png
 from PIL import Image, ImageOps
 
-from vitkit.data.augmentation.pipeline import Augmentation
 from vitkit.data.datasets.dataset import FileSplit
 from vitkit.data.images import colour
-from vitkit.data.images.decode import as_rgb, decode, decode_with_properties
+from vitkit.data.images.decode import as_rgb, decode, decode_file
 from vitkit.data.images.integrity import FILE_PROPERTIES
 from vitkit.data.images.preprocess import preprocess_images
 from vitkit.data.images.read import read_image
+from vitkit.data.loading.crop_flip import Augmentation
 from vitkit.data.loading.loader import EvaluationBatches, TrainingSteps
 from vitkit.spec import Preprocess
 
@@ -92,7 +92,7 @@ def test_training_evaluation_and_prediction_see_the_same(tmp_path: Path, kind: s
 @pytest.mark.parametrize("kind", FILES)
 def test_what_was_odd_is_reported(kind: str) -> None:
     content, expected = FILES[kind]
-    pixels, properties = decode_with_properties(content)
+    pixels, _, _, properties = decode_file(content)
     assert properties == expected
     assert properties <= {*FILE_PROPERTIES}
     np.testing.assert_array_equal(pixels, decode(content))

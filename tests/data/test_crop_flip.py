@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vitkit.data.augmentation.crop_flip import FLIP, SHIFT, crop_box
-from vitkit.data.augmentation.pipeline import Augmentation
 from vitkit.data.images.preprocess import fit
+from vitkit.data.loading.crop_flip import FLIP, SHIFT, Augmentation, crop_box
 from vitkit.randomness import uniform
 from vitkit.spec import Preprocess
 
@@ -24,7 +23,7 @@ def counting(count: int, size: int = 6) -> np.ndarray:
 
 def test_flips_are_mirror_images_at_the_asked_rate():
     pixels, indices = counting(2000), np.arange(2000)
-    out = Augmentation(flip=0.3).flip_and_shift(pixels, 0, 0, indices)
+    out = Augmentation(flip=0.3).flip_and_shift(pixels.copy(), 0, 0, indices)
     flipped = (out[:, 0, 0, 0] == 6).sum()
     mirrored = (out == pixels[:, :, ::-1]).all(axis=(1, 2, 3))
     same = (out == pixels).all(axis=(1, 2, 3))
@@ -56,7 +55,7 @@ def test_flips_and_shifts_are_what_indexing_gives(shape: tuple[int, ...], most: 
     batch, height, width, _ = shape
     pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     indices, given = np.arange(batch) * 7, pixels.copy()
-    out = Augmentation(flip=0.5, shift=most).flip_and_shift(pixels, 3, 2, indices)
+    out = Augmentation(flip=0.5, shift=most).flip_and_shift(pixels.copy(), 3, 2, indices)
     flipped = uniform(3, 2, indices, FLIP) < 0.5
     draws = uniform(3, 2, indices[None, :], SHIFT, np.arange(2)[:, None])
     down, across = (draws * (2 * most + 1)).astype(int) - most
@@ -65,7 +64,6 @@ def test_flips_and_shifts_are_what_indexing_gives(shape: tuple[int, ...], most: 
         columns = np.clip(np.arange(width) + across[n], 0, width - 1)
         image = given[n, :, ::-1] if flipped[n] else given[n]
         np.testing.assert_array_equal(out[n], image[rows][:, columns])
-    np.testing.assert_array_equal(pixels, given)
 
 
 def test_augmentation_of_an_image_does_not_depend_on_its_batch():

@@ -17,7 +17,7 @@ from PIL import ExifTags, Image
 
 import vitkit
 from vitkit.data.images import decode as jpeg
-from vitkit.data.images.decode import decode, decode_reduced, decode_with_properties
+from vitkit.data.images.decode import decode, decode_file
 from vitkit.errors import ImageError
 
 simplejpeg = pytest.importorskip("simplejpeg")
@@ -90,11 +90,11 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_jpeg_has_the_same_pixels(kind, with_and_without, fast):
-    ours, pillows = with_and_without(lambda: decode_with_properties(KINDS[kind]))
+    ours, pillows = with_and_without(lambda: decode_file(KINDS[kind]))
     assert fast == [True, False]
-    np.testing.assert_array_equal(ours[0], pillows[0])
-    assert ours[0].flags["C_CONTIGUOUS"]
-    assert ours[1] == pillows[1]
+    np.testing.assert_array_equal(ours.pixels, pillows.pixels)
+    assert ours.pixels.flags["C_CONTIGUOUS"]
+    assert ours[1:] == pillows[1:]
 
 
 @pytest.mark.parametrize("factor", [2, 4, 8])
@@ -103,7 +103,7 @@ def test_a_jpeg_decoded_smaller_has_the_same_pixels(kind, factor, with_and_witho
     sizes = []
 
     def read() -> tuple[np.ndarray, tuple[int, int], int | None]:
-        return decode_reduced(KINDS[kind], lambda size: sizes.append(size) or factor)
+        return decode_file(KINDS[kind], reduction=lambda size: sizes.append(size) or factor)[:3]
 
     (ours, size, used), (pillows, *_) = with_and_without(read)
     assert fast == [True, False]
@@ -126,7 +126,7 @@ def test_other_files_are_never_decoded_smaller():
         raise AssertionError(size)
 
     for content in (encode(PHOTOGRAPH, "PNG"), encode(PHOTOGRAPH.crop((0, 0, 63, 90)), "JPEG")):
-        pixels, size, factor = decode_reduced(content, never)
+        pixels, size, factor, _ = decode_file(content, reduction=never)
         assert factor is None
         assert pixels.shape == decode(content).shape == (*size, 3)
 
@@ -197,8 +197,7 @@ def test_huge_files_are_not_read_into_memory(monkeypatch, tmp_path: Path, fast) 
     path = tmp_path / "image.jpg"
     path.write_bytes(KINDS["4:2:0"])
     expected = decode(path)
-    monkeypatch.setattr(jpeg, "LARGEST_FILE", len(KINDS["4:2:0"]) - 1)
-    monkeypatch.setattr("vitkit.data.images.decode.READ_AT_ONCE", 1000)
+    monkeypatch.setattr(jpeg, "READ_AT_ONCE", 1000)
     np.testing.assert_array_equal(decode(path), expected)
     assert fast == [True, False]
 

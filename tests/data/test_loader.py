@@ -8,17 +8,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from vitkit import DataError, ImageError, LoaderError, open_dataset
-from vitkit.data.augmentation.pipeline import Augmentation
 from vitkit.data.datasets.dataset import ArraySplit
 from vitkit.data.images.preprocess import fit
-from vitkit.data.loading import loader
+from vitkit.data.loading.crop_flip import Augmentation
 from vitkit.data.loading.loader import EvaluationBatches, TrainingSteps, batches
 from vitkit.spec import Preprocess
 
@@ -131,7 +129,8 @@ def test_an_image_that_vanishes_during_a_run_is_named(folder, tmp_path, workers)
 
 
 ABANDONED = """
-from vitkit.data.augmentation.pipeline import Augmentation
+from vitkit import open_dataset
+from vitkit.data.loading.crop_flip import Augmentation
 from vitkit.data.loading.loader import TrainingSteps, batches
 from vitkit.spec import Preprocess
 train = open_dataset("digits").splits["train"]
@@ -184,33 +183,3 @@ def test_a_loader_process_that_is_gone_is_named_and_all_are_ended(folder):
     ):
         list(arriving)
     assert multiprocessing.active_children() == []
-
-
-class Hanging(ArraySplit):
-    """Never reads an image."""
-
-    def read(self, index):
-        time.sleep(1000)
-        return super().read(index)
-
-
-@pytest.fixture
-def hanging(monkeypatch):
-    """Data that do not arrive; half a second without a batch is too long."""
-    monkeypatch.setattr(loader, "LOOK_EVERY", 0.1)
-    monkeypatch.setattr(loader, "MOST_LOOKS", 5)
-    split = Hanging(np.zeros((8, 16, 16, 3), np.uint8), np.zeros(8, int), "slow")
-    return TrainingSteps(split, SMALL, Augmentation(), batch_size=1, seed=0)
-
-
-def test_data_that_do_not_arrive_are_named(hanging):
-    message = r"no batch came for 0.5 s; .*; the run waited for the batch of step 0 \(slow\[\d\]"
-    with pytest.raises(LoaderError, match=message):
-        list(batches(hanging, range(1), workers=1))
-    assert multiprocessing.active_children() == []
-
-
-def test_a_batch_that_is_not_wanted_any_more_is_not_waited_for(hanging, monkeypatch):
-    monkeypatch.setattr(loader, "MOST_LOOKS", 10**6)
-    with pytest.raises(LoaderError, match="stopped"):
-        list(batches(hanging, range(1), workers=1, stopped=lambda: True))

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +28,6 @@ from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.pixel_cache import CachedSplit, cached
 from vitkit.data.datasets.scan import scan_split
 from vitkit.data.datasets.splitting import with_validation
-from vitkit.data.images.decode import fast_decoder
 from vitkit.training import train as session
 from vitkit.training.config.train_config import TrainConfig
 
@@ -40,15 +39,14 @@ def folder(tmp_path: Path) -> Dataset:
 
 def decodes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list that gets the name of every image decoded from now on."""
-    fast_decoder()  # it decodes images of its own, once
     seen: list[str] = []
-    opened = Image.open
+    decode = vitkit.data.datasets.dataset.decode_file
 
-    def noting(file: BinaryIO, *args: Any, **options: Any) -> Image.Image:
-        seen.append(file.name)
-        return opened(file, *args, **options)
+    def noting(source: str, **options: Any) -> Any:
+        seen.append(source)
+        return decode(source, **options)
 
-    monkeypatch.setattr(Image, "open", noting)
+    monkeypatch.setattr(vitkit.data.datasets.dataset, "decode_file", noting)
     return seen
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from vitkit.data.augmentation.crop_flip import resized_crop
 from vitkit.data.images.preprocess import fit, normalise, preprocess_images, squash, viewport
+from vitkit.data.loading.crop_flip import resized_crop
 from vitkit.errors import ShapeError
 from vitkit.spec import Preprocess
 

@@ -13,9 +13,9 @@ from shards import CLASSES, Sample, as_csv, as_folder, as_parquet, as_tars, samp
 
 import vitkit
 from vitkit import open_dataset
-from vitkit.data.augmentation.pipeline import Augmentation
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.pixel_cache import cached
+from vitkit.data.loading.crop_flip import Augmentation
 from vitkit.data.loading.loader import TrainingSteps, batches
 from vitkit.spec import Preprocess
 

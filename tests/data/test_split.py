@@ -36,9 +36,9 @@ class Generated(Split):
 
 def test_the_defaults_are_those_of_images_in_memory() -> None:
     split = Generated(np.zeros(3, int))
-    pixels, properties = split.examine(2)
-    assert (pixels == 2).all()
-    assert properties == ()
+    decoded = split.decode(2)
+    assert (decoded.pixels == 2).all()
+    assert decoded[1:] == ((4, 4), None, frozenset())
     assert split.cache_keys().tolist() == [0, 0, 0]
     assert split.original() is split
     assert split.folder() is None

@@ -21,7 +21,7 @@ from training.faulty import at, on
 from training.tiny_runs import command, end_of, run
 
 import vitkit
-from vitkit.data.augmentation.pipeline import Augmentation
+from vitkit.data.loading.crop_flip import Augmentation
 from vitkit.data.loading.loader import TrainingSteps
 from vitkit.data.sources.open import open_dataset
 from vitkit.errors import (

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitkit.data.checks.check import drop_or_refuse_unreadable
 from vitkit.data.datasets.split import Split
-from vitkit.data.datasets.splitting import with_cut_of, with_validation_of
+from vitkit.data.datasets.splitting import with_validation_of
 from vitkit.data.images.preprocess import fit, normalise
 from vitkit.data.sources.open import DataSource, open_dataset
 from vitkit.devices import on_device, resolve_device
@@ -360,7 +360,6 @@ def calibration_images(
         ignore_extra_classes=recipe.get("ignore_extra_classes") is True,
         follow_links=recipe.get("follow_links") is True,
     )
-    dataset = with_cut_of(dataset, trained_on)
     dataset = with_validation_of(dataset, trained_on, recipe.get("val_fraction"))
     if recipe.get("bad_images") == "skip":
         dataset, _ = drop_or_refuse_unreadable(dataset, "skip")

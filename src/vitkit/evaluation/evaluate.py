@@ -19,7 +19,6 @@ from vitkit.data.datasets.split import Split, read_label_changes
 from vitkit.data.datasets.splitting import (
     ClassMatch,
     match_classes,
-    with_cut_of,
     with_validation_of,
 )
 from vitkit.data.sources.objects import find_object
@@ -192,7 +191,6 @@ def open_as_in_training(
     )
     # first: with other classes, no other problem matters
     _match_or_refuse(checkpoint, dataset)
-    dataset = with_cut_of(dataset, trained_on)
     if cache is not None:
         dataset = cached(dataset, None if cache == "auto" else cache)
         logging.getLogger("vitkit").info("%s", dataset.notes[-1])
@@ -220,8 +218,7 @@ def _open_object(
     if given.is_numbered and not given.class_names <= {*classes}:
         given = replace(given, classes=classes)
     dataset = given.open(ignore_extra_classes=ignore_extra_classes)
-    marks = [cut.fingerprint for cut in (dataset, dataset.as_before) if cut is not None]
-    if trained_on in marks:
+    if trained_on == dataset.fingerprint:
         return dataset
     return given.as_split("test").open(ignore_extra_classes=ignore_extra_classes)
 

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 from vitkit.data.datasets.split import Split
 from vitkit.data.images.colour import RGBPixels
-from vitkit.data.images.decode import as_rgb, decode_with_properties
+from vitkit.data.images.decode import as_rgb, decode
 from vitkit.data.images.read import ImageSource, read_image
 from vitkit.errors import ImageError
 from vitkit.io.download import is_web_address
@@ -58,7 +58,7 @@ class FileImage(FoundImage):
         return self.name
 
     def read(self) -> RGBPixels:
-        return decode_with_properties(self.name)[0]
+        return decode(self.name)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -97,7 +97,7 @@ class WebImage(FoundImage):
         if self._file is None:
             self._file = fetch_image(self.name)
         try:
-            return decode_with_properties(self._file.content, name=self.name)[0]
+            return decode(self._file.content, name=self.name)
         except ImageError as error:
             # Content-Type is more informative than the magic bytes
             media_type = self._file.media_type
@@ -116,7 +116,7 @@ class DatasetImage(FoundImage):
 
     def read(self) -> RGBPixels:
         try:
-            pixels, _ = self.images.examine(self.index)
+            pixels = self.images.read(self.index)
         except ImageError as error:
             raise ImageError(self.name, error.reason, error.detail) from error
         return as_rgb(pixels, self.name)

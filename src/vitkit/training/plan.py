@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from vitkit.data.augmentation.mixing import Mixing
-from vitkit.data.augmentation.pipeline import Augmentation, BatchTransform, UserTransform
+from vitkit.data.augmentation.pipeline import BatchTransform, UserTransform
 from vitkit.data.checks.check import Report, drop_or_refuse_unreadable
 from vitkit.data.checks.check import with_corrections as relabel
 from vitkit.data.datasets.dataset import Dataset
@@ -18,6 +18,7 @@ from vitkit.data.datasets.pixel_cache import cached, show_progress
 from vitkit.data.datasets.split import LabelChanges, Split, read_label_changes
 from vitkit.data.datasets.splitting import POOL_FRACTIONS, with_validation
 from vitkit.data.loading.batch import class_counts, sizes_of_epochs
+from vitkit.data.loading.crop_flip import Augmentation
 from vitkit.data.loading.loader import TrainingSteps
 from vitkit.data.sources.open import open_dataset
 from vitkit.devices import is_out_of_memory, resolve_device

@@ -330,22 +330,20 @@ def restore_state(run: Run, stopped: StoppedRun) -> None:
     # before the tensors, of which other classes need others
     manifest = manifest_of(stopped.state)
     began_with = manifest["values"].get("progress", {}).get("data")
-    difference = run.plan.dataset.difference(str(began_with))
     # a state without progress is refused by `load_state`
-    if began_with is not None and difference:
-        raise _other_data(run, difference, (manifest["settings"] or {}).get("data"))
+    if began_with not in (None, run.plan.dataset.identity):
+        raise _other_data(run, (manifest["settings"] or {}).get("data"))
     load_state(stopped.state, run.registry)
     if run.held_out is not None and run.progress.best_epoch:
         run.held_out.load(run.folder.held_out)
     run.log.info(f"resuming from step {run.progress.step} ({stopped.state})")
 
 
-def _other_data(run: Run, difference: str, began_with: str | None) -> DataError:
+def _other_data(run: Run, began_with: str | None) -> DataError:
     """Return an error that names the changes of the data since the run began.
 
     Args:
         run: the run, with the data as they are now.
-        difference: in words.
         began_with: DATA of the run that is resumed, if its state names it.
     """
     data = run.plan.config.data
@@ -354,8 +352,8 @@ def _other_data(run: Run, difference: str, began_with: str | None) -> DataError:
     if began_with not in (None, data) and (began_with in NAMES or Path(began_with).exists()):
         mend = f"leave out DATA to continue with {began_with}"
     return DataError(
-        f"{data}: the {difference} differ from those that the run {run.folder.root} started with; "
-        f"{mend}, or start afresh"
+        f"{data}: the images, labels or classes differ from those that the run {run.folder.root} "
+        f"started with; {mend}, or start afresh"
     )
 
 

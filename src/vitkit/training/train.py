@@ -224,7 +224,7 @@ def _make_steps(
 def _batches(run: Run, report: ReportProgress, steps: range) -> Iterable[Batch]:
     """Return the batches of the remaining steps; the time before the first is not training time."""
     plan = run.plan
-    arriving = batches(plan.steps, steps, workers=plan.workers, stopped=run.stops_alone)
+    arriving = batches(plan.steps, steps, workers=plan.workers)
     run.restart_clock()
     return report.watched(arriving)
 

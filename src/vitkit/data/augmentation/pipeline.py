@@ -3,19 +3,18 @@
 On uint8 pixels, where a loader process makes the batch (`loading.loader`):
 
 1. the user's own transform (`user_transform`);
-2. `Augmentation.write`: a random crop of each image (`crop_flip`), resized (`resized_crop`) and
-   mirrored as it is written into the batch;
-3. `Augmentation.shifted`: of a whole batch (`crop_flip`).
+2. `Augmentation.resize`: a random crop of each image, resized (`crop_flip`);
+3. `Augmentation.flip_and_shift`: of a whole batch (`crop_flip`).
 
 On floats, on the device of the model:
 
-4. `BatchTransform.images`: a policy such as RandAugment and the colour jitter (`policies`,
-   `operations`), normalisation (`images.preprocess`), random erasing (`random_erasing`);
-5. `BatchTransform`: mixup and CutMix of a batch and its targets (`mixup`).
+4. `BatchTransform.images`: a policy such as RandAugment and the colour jitter (`policies`),
+   normalisation (`images.preprocess`), random erasing (`mixing`);
+5. `BatchTransform`: mixup and CutMix of a batch and its targets (`mixing`).
 
-`single_image` does 2 to 4 with one image, for a training loop of one's own.
+`TrainingTransform` does 2 to 4 with one image, for a training loop of one's own.
 
-A new operation of a policy is a function and a row in `operations`, and a row in `policies`.
+A new operation of a policy is a function and two rows in `policies`.
 """
 
 from __future__ import annotations
@@ -28,31 +27,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64, UInt8
+from jaxtyping import Float, Int64, UInt8
 from PIL import Image
-from pydantic import Field
 from torch import Tensor
 
-from vitkit.data.augmentation.crop_flip import (
+from vitkit.data.augmentation.mixing import Mixing, Mixture, erase
+from vitkit.data.augmentation.policies import Policy, apply, colour_jitter, policy
+from vitkit.data.images.preprocess import pil_image, standardise_in_place, to_unit
+from vitkit.data.images.read import ImageSource, as_pixels, read_image
+from vitkit.data.loading.batch import Batch
+from vitkit.data.loading.crop_flip import (
     ERASE,
     JITTER,
     POLICY,
-    PixelBatch,
-    crop_box,
-    flips,
-    largest_reduction,
-    mirror,
-    reduced_box,
-    resized_crop,
-    shift_batch,
+    Augmentation,
 )
-from vitkit.data.augmentation.mixing import Mixing, Mixture, erase
-from vitkit.data.augmentation.policies import Policy, apply, colour_jitter, policy
-from vitkit.data.images.preprocess import fit, pil_image, standardise_in_place, to_unit
-from vitkit.data.images.read import ImageSource, as_pixels, read_image
-from vitkit.data.loading.batch import Batch
 from vitkit.errors import SettingError, UserCodeError, VitkitError, check_type
-from vitkit.frozen import frozen
 from vitkit.randomness import augmentation_key, hash64
 from vitkit.shapes import Images
 from vitkit.spec import Preprocess, Resizer
@@ -75,174 +65,6 @@ class ModelInputs:
     targets: Int64[Tensor, " B"] | Float[Tensor, "B K"]
     mixture: Mixture | None = None
     soft: Float[Tensor, "B K"] | None = None
-
-
-@frozen(raises=SettingError)
-class Augmentation:
-    """Settings of the random changes to training images, and the first half of the pipeline.
-
-    The defaults change nothing.
-
-    Attributes:
-        flip: chance of a horizontal flip, [0, 1].
-        shift: largest shift in pixels, up, down, left and right; edges are repeated.
-        crop_scale: smallest part of the area that a random crop keeps, (0, 1]; 1 means no crop.
-        aa: a policy by name, as `policies.policy` reads it.
-        color_jitter: largest change of brightness, contrast and saturation, as a factor.
-        reprob: chance that a box of the image is erased, [0, 1].
-        resizer: the library that resizes a random crop; without crops an image is resized as in
-            evaluation, by Pillow.
-        scaled_jpeg: whether a JPEG is decoded smaller where its random crop is not enlarged.
-
-    Raises:
-        SettingError: a value out of range.
-    """
-
-    flip: float = Field(0.0, ge=0.0, le=1.0)
-    shift: int = Field(0, ge=0)
-    crop_scale: float = Field(1.0, gt=0.0, le=1.0)
-    aa: str | None = None
-    color_jitter: float = Field(0.0, ge=0.0, le=1.0)
-    reprob: float = Field(0.0, ge=0.0, le=1.0)
-    resizer: Resizer = "torch"
-    scaled_jpeg: bool = False
-
-    def reduction(
-        self,
-        size: tuple[int, int],
-        preprocess: Preprocess,
-        seed: int,
-        augmentation_key: int,
-        index: int,
-    ) -> int:
-        """Return the factor by which a JPEG may be decoded smaller for its crop: 1, 2, 4 or 8.
-
-        Args:
-            size: (H, W) of the upright image.
-            preprocess: size (h, w) of the resized crop.
-            seed: seed of the run.
-            augmentation_key: epoch and view, `randomness.augmentation_key`.
-            index: the image's index in the split.
-        """
-        if not self.scaled_jpeg or self.crop_scale == 1.0:
-            return 1
-        height, width = preprocess.image_size
-        # A crop has at most the image's size: most small images need no draw.
-        if size[0] < 2 * height or size[1] < 2 * width:
-            return 1
-        box = crop_box(size, self.crop_scale, seed, augmentation_key, index)
-        return largest_reduction(size, box, preprocess.image_size)
-
-    def resize(
-        self,
-        image: UInt8[np.ndarray, "H W channels"],
-        preprocess: Preprocess,
-        seed: int,
-        augmentation_key: int,
-        index: int,
-        size: tuple[int, int] | None = None,
-    ) -> UInt8[np.ndarray, "h w C"]:
-        """Resize one image: by a random crop, or as in evaluation where crops are off.
-
-        Args:
-            image: (H, W, 3) or (H, W, 1) uint8.
-            preprocess: size (h, w) and channels C.
-            seed: seed of the run.
-            augmentation_key: epoch and view, `randomness.augmentation_key`.
-            index: the image's index in the split.
-            size: the image's full size (H, W), where it was decoded smaller.
-        """
-        # Evaluation keeps the aspect ratio, an Inception crop of the whole image would not.
-        if self.crop_scale == 1.0:
-            return fit(image, preprocess)
-        decoded = (image.shape[0], image.shape[1])
-        size = size or decoded
-        box = crop_box(size, self.crop_scale, seed, augmentation_key, index)
-        return resized_crop(image, reduced_box(box, size, decoded), preprocess, self.resizer)
-
-    def write(
-        self,
-        out: UInt8[np.ndarray, "h w C"],
-        image: UInt8[np.ndarray, "H W channels"],
-        preprocess: Preprocess,
-        seed: int,
-        augmentation_key: int,
-        index: int,
-        *,
-        mirrored: bool,
-        size: tuple[int, int] | None = None,
-    ) -> None:
-        """Write an image into its place in a batch, resized as by `resize`.
-
-        Args:
-            out: its place, contiguous.
-            image: as in `resize`, with the arguments after it.
-            preprocess: the same.
-            seed: the same.
-            augmentation_key: the same.
-            index: the same.
-            mirrored: whether it is flipped left to right (`flips`).
-            size: as in `resize`.
-        """
-        out[:] = self.resize(image, preprocess, seed, augmentation_key, index, size)
-        if mirrored:
-            mirror(out)
-
-    def flips(
-        self,
-        seed: int,
-        augmentation_keys: int | Int64[np.ndarray, "B"],
-        indices: Int64[np.ndarray, "B"],
-    ) -> Bool[np.ndarray, "B"]:
-        """Return which images of a batch are mirrored.
-
-        Args:
-            seed: seed of the run.
-            augmentation_keys: epoch and view of each image (B,), or of all.
-            indices: the images' indices in the split (B,).
-        """
-        if self.flip == 0:
-            return np.zeros(len(indices), bool)
-        return flips(self.flip, seed, augmentation_keys, indices)
-
-    def shifted(
-        self,
-        pixels: PixelBatch,
-        seed: int,
-        augmentation_keys: int | Int64[np.ndarray, "B"],
-        indices: Int64[np.ndarray, "B"],
-    ) -> PixelBatch:
-        """Shift a batch, each image by its own random numbers; the shape stays.
-
-        Args:
-            pixels: (B, H, W, C) uint8.
-            seed: seed of the run.
-            augmentation_keys: epoch and view of each image (B,), or of all.
-            indices: the images' indices in the split (B,).
-        """
-        if self.shift == 0:
-            return pixels
-        return shift_batch(pixels, self.shift, seed, augmentation_keys, indices)
-
-    def flip_and_shift(
-        self,
-        pixels: PixelBatch,
-        seed: int,
-        augmentation_keys: int | Int64[np.ndarray, "B"],
-        indices: Int64[np.ndarray, "B"],
-    ) -> PixelBatch:
-        """Flip and shift a batch, each image by its own random numbers; the shape stays.
-
-        Args:
-            pixels: (B, H, W, C) uint8.
-            seed: seed of the run.
-            augmentation_keys: epoch and view of each image (B,), or of all.
-            indices: the images' indices in the split (B,).
-        """
-        pixels = np.array(pixels, order="C")
-        for row in np.flatnonzero(self.flips(seed, augmentation_keys, indices)):
-            mirror(pixels[row])
-        return self.shifted(pixels, seed, augmentation_keys, indices)
 
 
 class BatchTransform:
@@ -368,7 +190,9 @@ class TrainingTransform:
         pixels = self.augmentation.resize(
             read_image(image), self.preprocess, seed, int(keys[0]), index
         )
-        changed = self.augmentation.flip_and_shift(pixels[None], seed, keys, indices)
+        changed = self.augmentation.flip_and_shift(
+            np.array(pixels[None], order="C"), seed, keys, indices
+        )
         # The rest is done as for a whole batch, here a batch of one image.
         batch = Batch(
             torch.from_numpy(changed),

@@ -17,7 +17,7 @@ from vitkit.data.datasets.splitting import (
     match_classes,
     natural_order,
     notes_on_classes,
-    pool_cuts,
+    pool_cut,
     refuse_look_alikes,
     refuse_unknown_classes,
     unknown_classes,
@@ -104,10 +104,10 @@ def _dataset(
     mark = dataset_fingerprint(classes, marks)
     if POOL in parts:
         images = parts[POOL].images
-        cut, cut_before = pool_cuts(images.labels, parts[POOL].digests)
+        cut, mark = pool_cut(images.labels, parts[POOL].digests, mark)
         sizes = ", ".join(f"{len(indices):,} {split}" for split, indices in cut.items())
         notes.append(f"no splits: divided 70/10/20 by class and image hash, seed 0: {sizes}")
-        return cut_pool(images, cut, Dataset(name, classes, {}, mark, tuple(notes)), cut_before)
+        return cut_pool(images, cut, Dataset(name, classes, {}, mark, tuple(notes)))
     # Training comes first, whatever the order of the source.
     splits = {split: parts[split].images for split in POOL_FRACTIONS if split in parts}
     copies = first_copies(parts["train"].digests) if "train" in parts else None

@@ -6,22 +6,19 @@ import dataclasses
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Int, Int64, UInt8, UInt64
 
-from vitkit.data.datasets.split import LabelChanges, ReducedImage, Reduction, Split
-from vitkit.data.images.decode import decode, decode_reduced, decode_with_properties
-from vitkit.data.images.integrity import FileProperty
+from vitkit.data.datasets.split import LabelChanges, Split
+from vitkit.data.images.decode import ChooseFactor, Decoded, decode_file
 from vitkit.errors import ImageError
 from vitkit.io.caches import UNKNOWN, file_keys
 from vitkit.messages import escape
 
-Image = TypeVar("Image")
 SPLIT_WORDS = {
     "train": "train",
     "training": "train",
@@ -101,20 +98,14 @@ class FileSplit(Split):
         return escape(Path(self.paths[index]).relative_to(self.root).as_posix())
 
     def read(self, index: int) -> UInt8[np.ndarray, "H W 3"]:
-        return self._read(index, decode)
+        return self.decode(index).pixels
 
-    def read_reduced(self, index: int, reduction: Reduction) -> ReducedImage:
-        return self._read(index, lambda path: ReducedImage(*decode_reduced(path, reduction)))
-
-    def _read(self, index: int, read: Callable[[str], Image]) -> Image:
+    def decode(self, index: int, reduction: ChooseFactor | None = None) -> Decoded:
         try:
-            return read(self.paths[index])
+            return decode_file(self.paths[index], reduction=reduction)
         except ImageError as error:
             # Only now: the name below the folder takes longer than opening the file.
             raise ImageError(self.name(index), error.reason, error.detail) from error
-
-    def examine(self, index: int) -> tuple[UInt8[np.ndarray, "H W 3"], Iterable[FileProperty]]:
-        return decode_with_properties(self.paths[index])
 
     def cache_keys(self) -> UInt64[np.ndarray, " N"]:
         return file_keys(self.paths)
@@ -181,17 +172,11 @@ class StoredSplit(Split):
         return escape(self.store.name(int(self.numbers[index])))
 
     def read(self, index: int) -> UInt8[np.ndarray, "H W 3"]:
-        return decode(self._encoded(index), name=self.name(index))
+        return self.decode(index).pixels
 
-    def read_reduced(self, index: int, reduction: Reduction) -> ReducedImage:
-        content = self._encoded(index)
-        return ReducedImage(*decode_reduced(content, reduction, name=self.name(index)))
-
-    def examine(self, index: int) -> tuple[UInt8[np.ndarray, "H W 3"], Iterable[FileProperty]]:
-        return decode_with_properties(self._encoded(index))
-
-    def _encoded(self, index: int) -> bytes:
-        return self.store.encoded(int(self.numbers[index]))
+    def decode(self, index: int, reduction: ChooseFactor | None = None) -> Decoded:
+        content = self.store.encoded(int(self.numbers[index]))
+        return decode_file(content, name=self.name(index), reduction=reduction)
 
     def cache_keys(self) -> UInt64[np.ndarray, " N"]:
         return self.store.cache_keys(self.numbers)
@@ -225,31 +210,16 @@ class Dataset:
     first_copies: Int64[np.ndarray, " N"] | None = None
     """For each image of train the index of the first file with the same content (N,); None where
     no two files are the same, or where this was not looked up."""
-    as_before: Dataset | None = None
-    """The same data cut by the earlier rule, which separated copies, where that is another cut; a
-    checkpoint of that time is evaluated on it."""
     relabelled: LabelChanges | None = None
     """The labels that were corrected after opening; None where none were."""
 
     @property
     def identity(self) -> str:
         """The fingerprint, and what was corrected since: SHA-256 (hex)."""
-        return self._identity(self.fingerprint)
-
-    def _identity(self, fingerprint: str) -> str:
         if self.relabelled is None:
-            return fingerprint
-        text = f"{fingerprint}, relabelled {self.relabelled.digest}"
+            return self.fingerprint
+        text = f"{self.fingerprint}, relabelled {self.relabelled.digest}"
         return hashlib.sha256(text.encode()).hexdigest()
-
-    def difference(self, identity: str) -> str:
-        """Describe the difference from a dataset of this identity, for a message; "" if equal."""
-        if identity == self.identity:
-            return ""
-        before = self.as_before
-        if before is not None and identity == self._identity(before.fingerprint):
-            return "splits, which an earlier version of vitkit divided differently,"
-        return "images, labels or classes"
 
 
 def numbered_path(origin: str, number: int) -> str:

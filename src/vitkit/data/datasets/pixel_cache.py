@@ -20,7 +20,7 @@ import shutil
 import stat
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +31,8 @@ from filelock import FileLock
 from jaxtyping import Bool, Int, Int64, UInt8, UInt16, UInt32, UInt64
 
 from vitkit.data.datasets.dataset import Dataset
-from vitkit.data.datasets.split import ReducedImage, Reduction, Split
+from vitkit.data.datasets.split import Split
+from vitkit.data.images.decode import ChooseFactor, Decoded
 from vitkit.data.images.integrity import FILE_PROPERTIES, FileProperty
 from vitkit.errors import ImageError
 from vitkit.io.caches import FileCache, cache_folder, caching, file_keys, is_whole
@@ -171,19 +172,17 @@ class CachedSplit(Split):
         image = self.pixels[int(self.numbers[index])]
         return self.split.read(index) if image is None else image
 
-    def read_reduced(self, index: int, reduction: Reduction) -> ReducedImage:
+    def decode(self, index: int, reduction: ChooseFactor | None = None) -> Decoded:
         # A run with a cache sees the bytes of one without: a smaller image is decoded again.
-        image = self.pixels[int(self.numbers[index])]
-        if image is None or reduction((image.shape[0], image.shape[1])) > 1:
-            return self.split.read_reduced(index, reduction)
-        return ReducedImage(image, (image.shape[0], image.shape[1]), 1)
-
-    def examine(self, index: int) -> tuple[UInt8[np.ndarray, "H W C"], Iterable[str]]:
         number = int(self.numbers[index])
         image = self.pixels[number]
         if image is None:
-            return self.split.examine(index)
-        return image, _properties_of(int(self.pixels.properties[number]))
+            return self.split.decode(index, reduction)
+        size = (image.shape[0], image.shape[1])
+        factor = reduction and reduction(size)
+        if factor is not None and factor > 1:
+            return self.split.decode(index, reduction)
+        return Decoded(image, size, factor, _properties_of(int(self.pixels.properties[number])))
 
     def subset(self, indices: Int[np.ndarray, " M"]) -> CachedSplit:
         return CachedSplit(self.split.subset(indices), self.pixels, self.numbers[indices])
@@ -292,17 +291,17 @@ def _decoded(image: tuple[Split, int]) -> tuple[UInt8[np.ndarray, "H W C"], int]
     """Return pixels and the bits of their properties; no pixels where an image is unreadable."""
     split, index = image
     try:
-        pixels, properties = split.examine(index)
+        decoded = split.decode(index)
     except ImageError:
         return np.zeros((0, 0, 3), np.uint8), 0
     bits = 0
-    for name in properties:
+    for name in decoded.properties:
         bits |= 1 << FILE_PROPERTIES.index(name)
-    return pixels, bits
+    return decoded.pixels, bits
 
 
-def _properties_of(bits: int) -> list[FileProperty]:
-    return [name for number, name in enumerate(FILE_PROPERTIES) if bits >> number & 1]
+def _properties_of(bits: int) -> frozenset[FileProperty]:
+    return frozenset(name for number, name in enumerate(FILE_PROPERTIES) if bits >> number & 1)
 
 
 def _with_note(dataset: Dataset, note: str) -> Dataset:

@@ -178,7 +178,8 @@ def _scan_group(split: Split, indices: Int64[np.ndarray, " M"]) -> list[tuple[in
     results: list[tuple[int, RowOrProblem]] = []
     for index in map(int, indices):
         try:
-            result: RowOrProblem = summarise(*split.examine(index))
+            decoded = split.decode(index)
+            result: RowOrProblem = summarise(decoded.pixels, decoded.properties)
         except ImageError as error:
             result = Problem(index, split.name(index), error.reason, error.detail)
         results.append((index, result))

@@ -8,37 +8,16 @@ import io
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int, Int64, UInt8, UInt64
 
+from vitkit.data.images.decode import ChooseFactor, Decoded
 from vitkit.errors import DataError
 from vitkit.messages import csv_encoding, csv_separator, escape, nearest_parent
-
-Reduction = Callable[[tuple[int, int]], int]
-"""Called with the full size (H, W) of an image; returns 1, 2, 4 or 8, the factor by which it may be
-decoded smaller."""
-
-
-@dataclass(frozen=True)
-class ReducedImage:
-    """A decoded image that may be smaller than its file."""
-
-    pixels: UInt8[np.ndarray, "h w C"]
-    """(ceil(H / factor), ceil(W / factor), C)."""
-    size: tuple[int, int] | None = None
-    """The full size (H, W); None where it is that of the pixels."""
-    factor: int | None = None
-    """1, 2, 4 or 8; None where the image has one size only."""
-
-    def serves(self, reduction: Reduction) -> bool:
-        """Return True if decoding with another `reduction` would give the same pixels."""
-        if self.factor is None or self.size is None:
-            return True
-        return reduction(self.size) == self.factor
 
 
 class Split(ABC):
@@ -75,15 +54,20 @@ class Split(ABC):
             ImageError: it cannot be read or decoded.
         """
 
-    def read_reduced(self, index: int, reduction: Reduction) -> ReducedImage:
-        """Return one image as `read` does, a JPEG decoded smaller where `reduction` allows it.
+    def decode(self, index: int, reduction: ChooseFactor | None = None) -> Decoded:
+        """Return one image as `read` does, with its size and the properties of its file.
 
         The default reads it whole.
+
+        Args:
+            index: the image's index.
+            reduction: lets a JPEG be decoded smaller (`decode_file`).
 
         Raises:
             ImageError: it cannot be read or decoded.
         """
-        return ReducedImage(self.read(index))
+        pixels = self.read(index)
+        return Decoded(pixels, (pixels.shape[0], pixels.shape[1]), None, frozenset())
 
     @abstractmethod
     def subset(self, indices: Int[np.ndarray, " M"]) -> Split:
@@ -98,13 +82,6 @@ class Split(ABC):
         """True if the decoded images are in memory: workers and caches make them no faster."""
         return False
 
-    def examine(self, index: int) -> tuple[UInt8[np.ndarray, "H W C"], Iterable[str]]:
-        """Return one image as `read` does, and of `FILE_PROPERTIES` those that decoding changed.
-
-        Raises:
-            ImageError: it cannot be read or decoded.
-        """
-        return self.read(index), ()
 
     def cache_keys(self) -> UInt64[np.ndarray, " N"]:
         """Return a key of each image's content for a `FileCache` (N,); 0 where there is none."""

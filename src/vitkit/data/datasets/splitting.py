@@ -1,8 +1,6 @@
 """Cut images into splits; the order and the matching of class names.
 
-Copies, files of one class with the same content, stay together. An earlier rule separated them.
-Where it gives another cut, the dataset has a fingerprint of its own, so that a run begun with that
-rule is not resumed on other splits, and a checkpoint is evaluated on the splits that it had.
+Copies, files of one class with the same content, stay together.
 """
 
 from __future__ import annotations
@@ -77,50 +75,55 @@ def stratified_split(
     return [np.sort(order), *reversed(parts)]
 
 
-def pool_cuts(labels: Int64[np.ndarray, " N"], digests: Iterable[bytes]) -> tuple[Cut, Cut | None]:
+def pool_cut(
+    labels: Int64[np.ndarray, " N"], digests: Iterable[bytes], fingerprint: str
+) -> tuple[Cut, str]:
     """Cut one pool of images 70/10/20, stratified, seed 0, by the images' own SHA-256.
 
     Args:
         labels: class numbers (N,).
         digests: their SHA-256; another order of the images gives the same cut.
+        fingerprint: that of the pool.
 
     Returns:
-        The indices of "train", "val" and "test", in which copies are together; and the cut of the
-        earlier rule, which separated copies, where that is another one.
+        The indices of "train", "val" and "test", in which copies are together; and the
+        fingerprint of the dataset that is cut so.
     """
     # 64 bits are enough: two of a billion images have the same with a chance of 3 %.
     keys = np.frombuffer(b"".join(digest[:8] for digest in digests), ">u8").astype(np.uint64)
     shares = tuple(POOL_FRACTIONS.values())
-    together = stratified_split(labels, shares, 0, keys)
+    cut = stratified_split(labels, shares, 0, keys)
     separated = stratified_split(labels, shares, 0, keys, together=False)
-    cut = dict(zip(POOL_FRACTIONS, together, strict=True))
-    if _same_cut(together, separated):
-        return cut, None
-    return cut, dict(zip(POOL_FRACTIONS, separated, strict=True))
+    return dict(zip(POOL_FRACTIONS, cut, strict=True)), _marked(fingerprint, cut, separated)
 
 
-def cut_pool(whole: Split, cut: Cut, dataset: Dataset, before: Cut | None) -> Dataset:
-    """Return a dataset with the splits of a pool.
+def cut_pool(whole: Split, cut: Cut, dataset: Dataset) -> Dataset:
+    """Return a dataset with the splits of a pool, those that have images.
 
     Args:
         whole: all images, labelled.
         cut: the indices of each split in it.
         dataset: everything but its splits.
-        before: the cut of the earlier rule if that is another one; then the dataset has a
-            fingerprint of its own, and that cut is in `as_before`.
     """
     splits = {name: whole.subset(part) for name, part in cut.items() if len(part)}
-    now = dataclasses.replace(dataset, splits=splits, cut=True)
-    if before is None:
-        return now
-    return _with_earlier_cut(now, cut_pool(whole, before, dataset, None))
+    return dataclasses.replace(dataset, splits=splits, cut=True)
+
+
+def _marked(
+    fingerprint: str,
+    cut: Sequence[Int64[np.ndarray, " _"]],
+    separated: Sequence[Int64[np.ndarray, " _"]],
+) -> str:
+    """Return the fingerprint of a cut; another one where it keeps copies together that moved."""
+    if all(map(np.array_equal, cut, separated)):
+        return fingerprint
+    return _copies_together(fingerprint)
 
 
 def with_validation(dataset: Dataset, fraction: float, seed: int = 0) -> Dataset:
     """Return the dataset with a validation split: its own, or a stratified part of train.
 
-    Copies in train stay together; where the earlier rule separated some, the dataset has
-    another fingerprint, and that cut is in `as_before`.
+    Copies in train stay together; where that changes the cut, the fingerprint changes, too.
 
     Args:
         dataset: returned as it is where it has "val".
@@ -146,27 +149,30 @@ def with_validation(dataset: Dataset, fraction: float, seed: int = 0) -> Dataset
             f"{fraction:.0%} for validation; add images or a val folder, or pass --val-fraction 0 "
             "to train without validation"
         )
-    separated = _with_validation(dataset, cut, seed)
-    if dataset.first_copies is None:
-        return separated
-    # Copies have the index of their first one as key; other images have their own.
-    keys = dataset.first_copies.astype(np.uint64)
-    cut_together = stratified_split(train.labels, shares, seed, keys)
-    if _same_cut(cut, cut_together) or not len(cut_together[1]):
-        return separated
-    return _with_earlier_cut(_with_validation(dataset, cut_together, seed), separated)
-
-
-def with_cut_of(dataset: Dataset, fingerprint: object) -> Dataset:
-    """Return the dataset as an earlier rule cut it, if a run of this fingerprint had that cut."""
-    before = dataset.as_before
-    if before is not None and before.fingerprint == fingerprint:
-        return before
-    return dataset
+    fingerprint = dataset.fingerprint
+    if dataset.first_copies is not None:
+        # Copies have the index of their first one as key; other images have their own.
+        together = stratified_split(
+            train.labels, shares, seed, dataset.first_copies.astype(np.uint64)
+        )
+        if len(together[1]):
+            fingerprint = _marked(fingerprint, together, cut)
+            cut = together
+    splits = {"train": train.subset(cut[0]), "val": train.subset(cut[1])}
+    for name, split in dataset.splits.items():
+        splits.setdefault(name, split)
+    note = f"validation: {len(cut[1]):,} of {len(train):,} train images, stratified, seed {seed}"
+    return dataclasses.replace(
+        dataset,
+        splits=splits,
+        fingerprint=fingerprint,
+        notes=(*dataset.notes, note),
+        first_copies=None,
+    )
 
 
 def with_validation_of(dataset: Dataset, fingerprint: object, fraction: object) -> Dataset:
-    """Return the dataset with the validation split of a run, by today's rule or the earlier one.
+    """Return the dataset with the validation split of a run.
 
     Args:
         dataset: returned as it is where the run was about other data, or cut nothing off.
@@ -177,37 +183,8 @@ def with_validation_of(dataset: Dataset, fingerprint: object, fraction: object) 
         return dataset
     if fingerprint not in (dataset.fingerprint, _copies_together(dataset.fingerprint)):
         return dataset
-    now = with_validation(dataset, fraction)
-    for cut in (now, now.as_before):
-        if cut is not None and cut.fingerprint == fingerprint:
-            return cut
-    return dataset
-
-
-def _with_validation(
-    dataset: Dataset, cut: Sequence[Int64[np.ndarray, " _"]], seed: int
-) -> Dataset:
-    train = dataset.splits["train"]
-    rest, validation = cut
-    splits = {"train": train.subset(rest), "val": train.subset(validation)}
-    for name, split in dataset.splits.items():
-        splits.setdefault(name, split)
-    note = (
-        f"validation: {len(validation):,} of {len(train):,} train images, stratified, seed {seed}"
-    )
-    return dataclasses.replace(
-        dataset,
-        splits=splits,
-        notes=(*dataset.notes, note),
-        first_copies=None,
-        as_before=None,
-    )
-
-
-def _same_cut(
-    one: Iterable[Int64[np.ndarray, " _"]], other: Iterable[Int64[np.ndarray, " _"]]
-) -> bool:
-    return all(map(np.array_equal, one, other))
+    cut = with_validation(dataset, fraction)
+    return cut if cut.fingerprint == fingerprint else dataset
 
 
 def _take_from_each_class(
@@ -259,12 +236,6 @@ def edges_of_runs(
     """
     changes = (one[1:] != one[:-1]) | (other[1:] != other[:-1])
     return np.flatnonzero(np.concatenate([[True], changes, [True]]))
-
-
-def _with_earlier_cut(now: Dataset, before: Dataset) -> Dataset:
-    """Return `now`, cut by today's rule, with a fingerprint of its own and the earlier cut."""
-    mark = _copies_together(before.fingerprint)
-    return dataclasses.replace(now, fingerprint=mark, as_before=before)
 
 
 def _copies_together(fingerprint: str) -> str:

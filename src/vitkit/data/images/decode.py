@@ -14,23 +14,14 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
-from vitkit.data.images.colour import (
-    RGBPixels,
-    array_as_rgb,
-    pixel_layout,
-    rgb_pixels,
-    scale_key_colour,
-    tiff_orientation,
-    tile_size,
-)
+from vitkit.data.images.colour import RGBPixels, array_as_rgb, rgb_pixels, scale_key_colour
 from vitkit.data.images.integrity import (
     HEAD_SIZE,
     IMAGE_FORMATS,
@@ -39,14 +30,11 @@ from vitkit.data.images.integrity import (
     PillowKeptQuiet,
     Stream,
     check_jpeg_scans,
-    check_png_chunk_count,
-    check_png_chunks,
+    check_png,
     check_png_rows,
-    check_tiff_coverage,
+    check_tiff,
     describe,
-    ends_early,
     identify,
-    is_cut_short,
 )
 from vitkit.errors import ImageError
 from vitkit.messages import escape
@@ -58,10 +46,30 @@ READABLE_MODES = "grey, RGB, RGBA, CMYK or palette of 8 or 16 bits"
 WEBP_SHARE = 2
 """A WebP may have this part of the pixels of others: Pillow decodes it with two more canvases and a
 copy in RGBA."""
-READ_AT_ONCE = 4 << 20
+READ_AT_ONCE = 64 << 20
 """Bytes of a file that is read into memory before it is decoded; Pillow would read it in pieces."""
 MAX_PIXELS = 50_000_000
 MAX_ASPECT = 200.0
+
+
+class Decoded(NamedTuple):
+    """A decoded image.
+
+    Attributes:
+        pixels: (H, W, 3) uint8 RGB, [0, 255], contiguous; decoded smaller by `factor`, the sides
+            are ceil(H / factor) and ceil(W / factor).
+        size: the full size (H, W).
+        factor: what `reduction` returned; None where it was not called.
+        properties: of `FILE_PROPERTIES` those that decoding changed: "CMYK" inks turned to colours;
+            "16 bits" a sample (or 12) cut to 8; "1 bit" a pixel; an "alpha" channel or transparent
+            colour laid on white; several "frames", of which the first is read; "turned" upright by
+            EXIF.
+    """
+
+    pixels: RGBPixels
+    size: tuple[int, int]
+    factor: int | None
+    properties: frozenset[FileProperty]
 
 
 def decode(
@@ -93,109 +101,54 @@ def decode(
         ImageError: with `.reason`: "missing", "not a file", "empty", "not an image", "format",
             "truncated", "damaged", "too large", "too long" or "mode" (float and 32-bit pixels).
     """
-    pixels, _ = decode_with_properties(
-        source, name=name, max_pixels=max_pixels, max_aspect=max_aspect
-    )
-    return pixels
+    return decode_file(source, name=name, max_pixels=max_pixels, max_aspect=max_aspect).pixels
 
 
-def decode_reduced(
-    source: bytes | str | os.PathLike[str], reduction: ChooseFactor, *, name: str | None = None
-) -> tuple[RGBPixels, tuple[int, int], int | None]:
-    """Decode one image as `decode` does, a JPEG smaller where the caller allows it.
-
-    Args:
-        source: as in `decode`.
-        reduction: called for a JPEG of at least 64 x 64 pixels that is about to be decoded.
-        name: as in `decode`.
-
-    Returns:
-        The pixels (ceil(H / factor), ceil(W / factor), 3); the full size (H, W); and the factor,
-        None where `reduction` was not called.
-
-    Raises:
-        ImageError: as `decode`.
-    """
-    decoded = _open_and_decode(source, name, MAX_PIXELS, MAX_ASPECT, reduction=reduction)
-    return decoded.pixels, decoded.size, decoded.factor
-
-
-def decode_with_properties(
+def decode_file(
     source: bytes | str | os.PathLike[str],
     *,
     name: str | None = None,
     max_pixels: int = MAX_PIXELS,
     max_aspect: float = MAX_ASPECT,
-) -> tuple[RGBPixels, frozenset[FileProperty]]:
-    """Decode one image as `decode` does, and return the properties of its file that this changed.
+    reduction: ChooseFactor | None = None,
+) -> Decoded:
+    """Decode one image as `decode` does, a JPEG smaller where the caller allows it.
 
     Args:
         source: as in `decode`.
         name: as in `decode`.
         max_pixels: as in `decode`.
         max_aspect: as in `decode`.
-
-    Returns:
-        The pixels, and of `FILE_PROPERTIES`: "CMYK" inks turned to colours; "16 bits" a sample
-        (or 12) cut to 8; "1 bit" a pixel; an "alpha" channel or transparent colour laid on white;
-        several "frames", of which the first is read; "turned" upright by EXIF.
+        reduction: called for a JPEG of at least 64 x 64 pixels that is about to be decoded.
 
     Raises:
         ImageError: as `decode`.
     """
-    decoded = _open_and_decode(source, name, max_pixels, max_aspect)
-    return decoded.pixels, decoded.properties
-
-
-@dataclass(frozen=True)
-class _Decoded:
-    """A decoded image.
-
-    Attributes:
-        pixels: perhaps fewer than in the file.
-        size: the full size (H, W).
-        factor: by which it was decoded smaller; None where that was not asked for.
-        properties: those that decoding changed.
-    """
-
-    pixels: RGBPixels
-    size: tuple[int, int]
-    factor: int | None = None
-    properties: frozenset[FileProperty] = frozenset()
-
-
-def _open_and_decode(
-    source: bytes | str | os.PathLike[str],
-    name: str | None,
-    max_pixels: int,
-    max_aspect: float,
-    *,
-    reduction: ChooseFactor | None = None,
-) -> _Decoded:
     if name is None:
         name = "image" if isinstance(source, bytes) else os.fspath(source)
     name = escape(name)
-    with _open_image_file(source, name) as opened:
-        handle = opened
+    with _open_image_file(source, name) as handle:
         format = None
         try:
             head = handle.read(HEAD_SIZE)
+            size = handle.seek(0, os.SEEK_END)
+            handle.seek(0)
             format = identify(head)
             # Pillow gets files of the six formats only.
             if format is None:
                 raise ImageError(name, *describe(head))
-            handle = _file_in_memory(opened, head)
+            # the size in the RIFF header; Pillow would call the file damaged
+            if format == "WEBP" and size < int.from_bytes(head[4:8], "little") + 8:
+                raise ImageError(name, "truncated", "the WEBP file ends too early")
             with PillowKeptQuiet():
                 return _decode(handle, format, name, max_pixels, max_aspect, reduction)
         except Image.DecompressionBombError as error:
             raise ImageError(name, "too large", _one_line(error)) from error
         except PILLOW_ERRORS as error:
-            raise _refusal(handle, format, name, error) from error
+            raise _refusal(format, name, error) from error
 
 
-def _open_image_file(
-    source: bytes | str | os.PathLike[str], name: str
-) -> io.BytesIO | io.BufferedReader:
+def _open_image_file(source: bytes | str | os.PathLike[str], name: str) -> Stream:
     """Open the bytes as a stream. A path is opened only when it is a file: a FIFO would hang."""
     if isinstance(source, bytes):
         if not source:
@@ -204,10 +157,13 @@ def _open_image_file(
     try:
         status = os.stat(source)
         if not stat.S_ISREG(status.st_mode):
-            raise ImageError(name, "not a file", f"expected a file, found {_kind(status.st_mode)}")
+            found = "a folder" if stat.S_ISDIR(status.st_mode) else "a device or a pipe"
+            raise ImageError(name, "not a file", f"expected a file, found {found}")
         if status.st_size == 0:
             raise ImageError(name, "empty", "expected an image, got a file of 0 bytes")
-        return Path(source).open("rb")
+        if status.st_size > READ_AT_ONCE:
+            return Path(source).open("rb")
+        return io.BytesIO(Path(source).read_bytes())
     except FileNotFoundError:
         raise ImageError(name, "missing", "no such file") from None
     # A path with a zero byte, or one too long, is a ValueError or an OSError.
@@ -216,55 +172,13 @@ def _open_image_file(
         raise ImageError(name, "missing", f"cannot be opened: {reason}") from error
 
 
-class _FileContent(io.BytesIO):
-    """The content of a file in memory, with the file's name."""
-
-    name: str
-
-    def __repr__(self) -> str:
-        return f"<_io.BytesIO name={self.name!r}>"  # as for a file, which messages do not name
-
-
-def _file_in_memory(
-    handle: io.BytesIO | io.BufferedReader, head: bytes
-) -> io.BytesIO | io.BufferedReader:
-    """Return a file of up to `READ_AT_ONCE` bytes as a stream in memory, a larger one as it is.
-
-    Args:
-        handle: the file.
-        head: the bytes that were read.
-    """
-    if isinstance(handle, io.BytesIO) or os.fstat(handle.fileno()).st_size > READ_AT_ONCE:
-        return handle
-    stream = _FileContent(head + handle.read())
-    stream.name = handle.name
-    stream.seek(len(head))  # as if the file had been read from the beginning
-    return stream
-
-
-def _kind(mode: int) -> str:
-    kinds = (
-        (stat.S_ISDIR, "a folder"),
-        (stat.S_ISFIFO, "a FIFO"),
-        (stat.S_ISSOCK, "a socket"),
-        (stat.S_ISCHR, "a character device"),
-        (stat.S_ISBLK, "a block device"),
-    )
-    for is_kind, kind in kinds:
-        if is_kind(mode):
-            return kind
-    return "something else"
-
-
-def _refusal(handle: Stream, format: str | None, name: str, error: BaseException) -> ImageError:
+def _refusal(format: str | None, name: str, error: BaseException) -> ImageError:
     """Return the error for a file that Pillow cannot decode."""
-    is_cut = format is not None and is_cut_short(handle, format, error)
-    if format == "TIFF" and isinstance(error, UnidentifiedImageError) and not is_cut:
-        layout = pixel_layout(handle)
-        if layout:
-            return ImageError(name, "mode", f"expected {READABLE_MODES}, got {layout}")
-    if is_cut:
+    if "truncat" in str(error).lower():
         return ImageError(name, "truncated", f"the {format} file ends too early")
+    if format == "TIFF" and isinstance(error, UnidentifiedImageError):
+        detail = f"a TIFF that ends too early, or whose pixels are not {READABLE_MODES}"
+        return ImageError(name, "mode", detail)
     detail = f"{format or 'a file'} that cannot be read: {_one_line(error)}"
     return ImageError(name, "damaged", detail)
 
@@ -304,40 +218,32 @@ def _decode(
     max_pixels: int,
     max_aspect: float,
     reduction: ChooseFactor | None,
-) -> _Decoded:
-    frame = 0
-    # First: Pillow would go through all the markers or chunks of the header, however many.
-    if format == "JPEG":
-        frame = check_jpeg_scans(handle, name)
-    if format == "PNG":
-        check_png_chunk_count(handle, name)
+) -> Decoded:
+    # First: Pillow would go through all the markers of the header, however many.
+    frame = check_jpeg_scans(handle, name) if format == "JPEG" else 0
     with Image.open(handle, formats=IMAGE_FORMATS) as image:
         most = max_pixels // WEBP_SHARE if format == "WEBP" else max_pixels
         # Only the header has been read so far: a huge image is refused before it takes memory.
         _check_limits(image.size, name, most, max_aspect)
-        if ImageFile.LOAD_TRUNCATED_IMAGES and ends_early(handle, format):
-            # Other code has set Pillow to fill missing pixels with grey; here that is an error.
-            raise ImageError(name, "truncated", f"the {format} file ends too early")
         position = handle.tell()  # Pillow continues to read from here
         if format == "PNG":
-            check_png_chunks(handle, name)
+            check_png(handle, name)
             scale_key_colour(image)
         if format == "TIFF":
-            check_tiff_coverage(image, name)
-            _check_tile(image, name, most)
+            check_tiff(image, name, most)
         handle.seek(position)
         stored = str([tile.args for tile in image.tile[:1]])  # cleared by load()
-        turned = format == "TIFF" and tiff_orientation(image) in UPRIGHT  # lost by load()
+        # Pillow turns a TIFF itself while it loads it, and then forgets that it did.
+        turned = format == "TIFF" and getattr(image, "tag_v2", {}).get(ORIENTATION) in UPRIGHT
         if format == "JPEG":
-            decoded = _decode_jpeg(handle, image, frame, name, reduction)
+            pixels, size, factor = _decode_jpeg(handle, image, frame, name, reduction)
         else:
             image.load()
-            decoded = _Decoded(rgb_pixels(image, name), (image.height, image.width))
+            pixels, size, factor = rgb_pixels(image, name), (image.height, image.width), None
         if format == "PNG":
             check_png_rows(handle, image, name)
-        pixels = _turned_upright(decoded.pixels, image)
         properties = frozenset(_file_properties(image, stored, turned))
-        return replace(decoded, pixels=pixels, properties=properties)
+        return Decoded(_turned_upright(pixels, image), size, factor, properties)
 
 
 def _decode_jpeg(
@@ -346,8 +252,8 @@ def _decode_jpeg(
     frame: int,
     name: str,
     reduction: ChooseFactor | None,
-) -> _Decoded:
-    """Return the pixels of a JPEG as they are stored, and its full size once upright."""
+) -> tuple[RGBPixels, tuple[int, int], int | None]:
+    """Return the pixels of a JPEG as they are stored, its full size once upright, the factor."""
     size = (image.height, image.width)
     if _exif_orientation(image) in SIDEWAYS:
         size = size[::-1]
@@ -359,19 +265,7 @@ def _decode_jpeg(
         _set_reduction(image, factor or 1)
         image.load()
         pixels = rgb_pixels(image, name)
-    return _Decoded(pixels, size, factor)
-
-
-def _check_tile(image: ImageFile.ImageFile, name: str, max_pixels: int) -> None:
-    """Refuse a TIFF with too large tiles: libtiff takes the memory of a whole tile."""
-    height, width = tile_size(image)
-    if height * width > max_pixels:
-        raise ImageError(
-            name,
-            "too large",
-            f"tiles of {height} x {width} pixels; at most {max_pixels:,} are decoded; save it "
-            "again without tiles",
-        )
+    return pixels, size, factor
 
 
 def _file_properties(
@@ -439,13 +333,10 @@ def _one_line(error: BaseException) -> str:
 # block of 8 x 8 coefficients, about their mean, and saves most of the time but that of the entropy
 # coding.
 
-JPEGPixels = UInt8[np.ndarray, "H W 3"]
 REDUCTIONS = (8, 4, 2)
 """The factors by which a JPEG can be decoded smaller, the largest first."""
 SMALLEST_REDUCED = 64
 """Pixels of the shorter side of an image that may be decoded smaller."""
-LARGEST_FILE = 64 << 20
-"""Bytes of a file that is read into memory as a whole; Pillow reads in blocks."""
 DECODED_ALIKE = frozenset({0xC0, 0xC1, 0xC2})
 """Frames that every libjpeg decodes: baseline, extended sequential and progressive Huffman coding
 (ITU-T T.81, Table B.1); some are built without arithmetic coding."""
@@ -467,13 +358,11 @@ def _set_reduction(image: ImageFile.ImageFile, reduction: int) -> None:
     image.draft(None, (image.width // reduction, image.height // reduction))
 
 
-def fast_pixels(
-    handle: io.BytesIO | io.BufferedReader, image: Image.Image, frame: int, reduction: int = 1
-) -> JPEGPixels | None:
-    """Return the pixels of a JPEG as they are stored, or None where Pillow has to decode it.
+def fast_pixels(handle: Stream, image: Image.Image, frame: int, reduction: int) -> RGBPixels | None:
+    """Return the pixels of an opened JPEG as stored, or None where Pillow has to decode it.
 
     Args:
-        handle: the file; it is left where it was.
+        handle: the file.
         image: the opened image, not loaded yet, of its full size.
         frame: the kind of its frame, the second byte of the marker (`check_jpeg_scans`).
         reduction: 1, 2, 4 or 8.
@@ -481,17 +370,9 @@ def fast_pixels(
     if image.mode not in ("RGB", "L") or frame not in DECODED_ALIKE:
         return None
     decoder = fast_decoder()
-    if decoder is None:
+    if decoder is None or not isinstance(handle, io.BytesIO):
         return None
-    position = handle.tell()
-    content = b""
-    if handle.seek(0, os.SEEK_END) <= LARGEST_FILE:
-        handle.seek(0)
-        content = handle.read()
-    handle.seek(position)
-    if not content:
-        return None
-    return _decoded(decoder, content, (image.height, image.width), reduction)
+    return _decoded(decoder, handle.getvalue(), (image.height, image.width), reduction)
 
 
 @functools.cache
@@ -532,7 +413,7 @@ def agrees_with_pillow(decoder: Decoder) -> bool:
 
 def _decoded(
     decoder: Decoder, content: bytes, size: tuple[int, int], reduction: int
-) -> JPEGPixels | None:
+) -> RGBPixels | None:
     """Return the pixels of a file; None where it is damaged or of another size than expected."""
     height, width = reduced_size(size, reduction)
     smallest = {} if reduction == 1 else {"min_height": height, "min_width": width}
@@ -547,6 +428,7 @@ def _decoded(
 
 # EXIF orientation: read from a file, and applied to its pixels.
 
+ORIENTATION = int(ExifTags.Base.Orientation)
 # EXIF orientation -> what makes the image upright (EXIF 2.3, tag 0x0112).
 UPRIGHT = {
     2: lambda p: p[:, ::-1],
@@ -573,7 +455,7 @@ def _turned_upright(
 def _exif_orientation(image: Image.Image) -> int:
     """Return the orientation in an image's EXIF data, 1 to 8; 1 where there is none."""
     try:
-        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+        orientation = image.getexif().get(ORIENTATION, 1)
     except PILLOW_ERRORS:
         return 1  # corrupt EXIF data: the orientation is unknown
     return orientation if isinstance(orientation, int) else 1

@@ -1,4 +1,4 @@
-"""Truncated and incomplete image files, also those that Pillow decodes without an error.
+"""Image files that must not be decoded: incomplete, hostile, or of another format.
 
 Pillow decodes a PNG without its chunks' checksums, and leaves rows black where the pixel data end
 properly but early; it decodes a TIFF whose strips do not cover the image. Both are refused here.
@@ -6,12 +6,12 @@ One gap stays: a JPEG cut short and then closed with a proper end marker decodes
 and to notice that would take a second entropy decoder.
 
 A JPEG may go over its image any number of times; one with more scans, or more markers, than any
-real image has is refused, since it could keep the decoder or the count itself busy for minutes. So
-is a PNG of more chunks.
+real image has is refused, since it could keep the decoder busy for minutes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import io
@@ -21,10 +21,8 @@ import struct
 import threading
 import warnings
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from PIL import Image, ImageCms, ImageFile, _imaging
@@ -33,10 +31,6 @@ from vitkit.errors import ImageError, ImageReason
 
 Stream = io.BytesIO | io.BufferedReader
 
-READ_BLOCK = 1 << 16
-PNG_SIGNATURE_SIZE = 8
-PNG_CHECKSUM_SIZE = 4
-LONGEST_CHUNK = 2**31 - 1  # PNG specification, 5.3
 SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # PNG colour type -> samples in a pixel
 # x, y of the first pixel, then the steps, of Adam7's passes (PNG specification, 8.2).
 ADAM7 = (
@@ -48,26 +42,17 @@ ADAM7 = (
     (1, 0, 2, 2),
     (0, 1, 1, 2),
 )
-
-# TIFF 6.0, Sec. 2: bytes of a value of each type, and the integer types' codes for `struct`.
-TIFF_SIZES = {
-    1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8,
-    18: 8,
-}  # fmt: skip
-TIFF_INTEGERS = {3: "H", 4: "I", 16: "Q"}
 # JPEG (ITU-T T.81, Table B.1). A marker in the coded pixels is neither stuffed nor a restart.
 MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 SEQUENTIAL, START_OF_SCAN, END_OF_IMAGE = (0xC0, 0xC1), 0xDA, 0xD9
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 WITHOUT_LENGTH = (0x01, 0xD8)
 MARKERS_AT_ONCE = 1 << 12
+TILE_WIDTH, TILE_LENGTH = 322, 323  # tags of a TIFF (TIFF 6.0, Sec. 15)
 MOST_SCANS = 100
 """Encoders write 10 or so, optimisers some 20. A scan takes up to a nanosecond a pixel."""
 MOST_MARKERS = 20_000
 """A scan has some five; profiles and the like come in pieces of up to 64 kB, a marker each."""
-MOST_CHUNKS = 100_000
-"""Encoders cut the pixels of a PNG into chunks of 8 kB or more: so many would be 0.8 GB."""
-TIFF_STRIPS = (273, 279, 324, 325)  # offsets and lengths of strips, then of tiles
 
 
 def check_jpeg_scans(handle: Stream, name: str) -> int:
@@ -109,40 +94,27 @@ def check_jpeg_scans(handle: Stream, name: str) -> int:
     )
 
 
-def check_png_chunk_count(handle: Stream, name: str) -> None:
-    """Count a PNG's chunks by their lengths, without reading their content.
-
-    Raises:
-        ImageError: "too large" with more than `MOST_CHUNKS`.
-    """
-    position = PNG_SIGNATURE_SIZE
-    for _ in range(MOST_CHUNKS):
-        handle.seek(position)
-        head = handle.read(8)
-        # `check_png_chunks` reports what is wrong with the chunk
-        if len(head) < 8 or head[4:] == b"IEND":
-            return
-        position += len(head) + int.from_bytes(head[:4]) + PNG_CHECKSUM_SIZE
-    raise ImageError(
-        name, "too large", f"a PNG of more than {MOST_CHUNKS:,} chunks; save it again as a PNG"
-    )
+def _next_marker(handle: Stream, position: int) -> tuple[int, int] | None:
+    """Return the position and the second byte of a JPEG's next marker; None at the file's end."""
+    handle.seek(position)
+    before = b""
+    while block := handle.read(MARKERS_AT_ONCE):
+        content = before + block
+        match = MARKER.search(content)
+        if match:
+            return handle.tell() - len(content) + match.start(), content[match.start() + 1]
+        before = content[-1:]  # a marker may begin at the end of a block
+    return None
 
 
-def check_png_chunks(handle: Stream, name: str) -> None:
-    """Walk a PNG's chunks to its end, checking every checksum; memory stays flat.
+def check_png(handle: Stream, name: str) -> None:
+    """Check every chunk of a PNG: its length and its checksum.
 
     Raises:
         ImageError: "truncated" where the file ends before IEND, "damaged" at a wrong checksum.
     """
-    for kind, blocks in _chunks(handle, name):
-        checksum = zlib.crc32(kind)  # the checksum covers type and content, not the length
-        for block in blocks:
-            checksum = zlib.crc32(block, checksum)
-        stored = handle.read(PNG_CHECKSUM_SIZE)
-        if len(stored) < PNG_CHECKSUM_SIZE:
-            raise ImageError(name, "truncated", f"the file ends in chunk {_shown(kind)}")
-        if checksum != int.from_bytes(stored):
-            raise ImageError(name, "damaged", f"wrong checksum in chunk {_shown(kind)}")
+    for _ in _chunks(handle, name):
+        pass
 
 
 def check_png_rows(handle: Stream, image: Image.Image, name: str) -> None:
@@ -157,103 +129,35 @@ def check_png_rows(handle: Stream, image: Image.Image, name: str) -> None:
     last_row = image.crop((0, image.height - 1, image.width, image.height))
     if not image.info.get("interlace") and np.asarray(last_row).any():
         return
-    inflated = 0
-    expected = 0
+    inflated = expected = 0
     stream = zlib.decompressobj()
-    for kind, blocks in _chunks(handle, name):
-        for block in blocks:
-            if kind == b"IHDR":
-                expected = _inflated_size(block)
-            elif kind == b"IDAT":
-                while block and inflated < expected:
-                    inflated += len(stream.decompress(block, READ_BLOCK))
-                    block = stream.unconsumed_tail
-        handle.seek(PNG_CHECKSUM_SIZE, os.SEEK_CUR)
+    for kind, content in _chunks(handle, name):
+        if kind == b"IHDR":
+            expected = _inflated_size(content)
+        while kind == b"IDAT" and content and inflated < expected:
+            inflated += len(stream.decompress(content, 1 << 16))
+            content = stream.unconsumed_tail
     if inflated < expected:
         raise ImageError(name, "truncated", f"{inflated:,} of {expected:,} bytes of pixels")
 
 
-def check_tiff_coverage(image: ImageFile.ImageFile, name: str) -> None:
-    """Refuse a TIFF whose strips or tiles leave a part of the image out.
-
-    Raises:
-        ImageError: "damaged", with both numbers of pixels.
-    """
-    areas: dict[object, int] = {}
-    for tile in image.tile:
-        # Planes stored one by one differ in their raw mode; tiles at an edge in other arguments.
-        plane = tile.args[0] if isinstance(tile.args, tuple) and tile.args else tile.args
-        left, top, right, bottom = tile.extents or (0, 0, 0, 0)
-        areas[plane] = areas.get(plane, 0) + (right - left) * (bottom - top)
-    # Use the least covered plane.
-    expected = image.width * image.height
-    covered = min(areas.values(), default=0)
-    if covered < expected:
-        raise ImageError(name, "damaged", f"its strips hold {covered:,} of {expected:,} pixels")
-
-
-def ends_early(handle: Stream, format: str) -> bool:
-    """Return True if a file of one of the six formats lacks its end, by its own headers."""
-    handle.seek(0, os.SEEK_END)
-    size = handle.tell()
-    handle.seek(0)
-    head = handle.read(16).ljust(16, b"\0")
-    if format == "JPEG":
-        return not _has_jpeg_end(handle)
-    if format == "PNG":
-        return not _has_png_end(handle)
-    if format == "GIF":
-        handle.seek(max(size - 1, 0))  # a GIF ends with a semicolon
-        return handle.read(1) != b";"
-    if format == "WEBP":
-        return size < int.from_bytes(head[4:8], "little") + 8  # the size in the RIFF header
-    if format == "BMP":
-        return size < max(int.from_bytes(head[2:6], "little"), 54)  # 54: its two headers
-    return _tiff_ends_early(handle, head, size)
-
-
-def is_cut_short(handle: Stream, format: str, error: BaseException) -> bool:
-    """Return True if a file cannot be decoded because its end is missing.
-
-    Args:
-        handle: the file.
-        format: one of the six.
-        error: what Pillow raised.
-    """
-    if "truncat" in str(error).lower():
-        return True
-    try:
-        return ends_early(handle, format)
-    except OSError:  # the disk fails, as `error` reports already
-        return False
-
-
-def _chunks(handle: Stream, name: str) -> Iterator[tuple[bytes, Iterator[bytes]]]:
-    """Generate the chunks of a PNG: type and content in blocks; the caller reads the checksum."""
-    handle.seek(PNG_SIGNATURE_SIZE)
+def _chunks(handle: Stream, name: str) -> Iterator[tuple[bytes, bytes]]:
+    """Generate type and content of the chunks of a PNG."""
+    size = handle.seek(0, os.SEEK_END)
+    handle.seek(8)  # after the signature
     kind = b""
     while kind != b"IEND":
         head = handle.read(8)
-        if len(head) < 8:
-            raise ImageError(name, "truncated", "the file ends before chunk IEND")
-        length = int.from_bytes(head[:4])
-        kind = head[4:]
-        if length > LONGEST_CHUNK or not (kind.isalpha() and kind.isascii()):
+        length, kind = int.from_bytes(head[:4]), head[4:]
+        if len(kind) == 4 and not kind.isalpha():
             raise ImageError(name, "damaged", f"no chunk where one should start, at {kind!a}")
-        yield kind, _blocks(handle, length, kind, name)
-
-
-def _blocks(handle: Stream, length: int, kind: bytes, name: str) -> Iterator[bytes]:
-    while length:
-        block = handle.read(min(READ_BLOCK, length))
-        if not block:
-            raise ImageError(name, "truncated", f"the file ends in chunk {_shown(kind)}")
-        length -= len(block)
-        yield block
-
-
-def _shown(kind: bytes) -> str:
-    return kind.decode("ascii")
+        if len(kind) < 4 or handle.tell() + length + 4 > size:
+            raise ImageError(name, "truncated", "the PNG file ends too early")
+        content = handle.read(length)
+        # the checksum covers type and content, not the length
+        if zlib.crc32(content, zlib.crc32(kind)) != int.from_bytes(handle.read(4)):
+            raise ImageError(name, "damaged", f"wrong checksum in chunk {kind.decode()}")
+        yield kind, content
 
 
 def _inflated_size(header: bytes) -> int:
@@ -269,77 +173,33 @@ def _inflated_size(header: bytes) -> int:
     return total
 
 
-def _next_marker(handle: Stream, position: int) -> tuple[int, int] | None:
-    """Return the position and the second byte of a JPEG's next marker; None at the file's end."""
-    handle.seek(position)
-    before = b""
-    while block := handle.read(MARKERS_AT_ONCE):
-        content = before + block
-        match = MARKER.search(content)
-        if match:
-            return handle.tell() - len(content) + match.start(), content[match.start() + 1]
-        before = content[-1:]  # a marker may begin at the end of a block
-    return None
+def check_tiff(image: ImageFile.ImageFile, name: str, max_pixels: int) -> None:
+    """Refuse an opened TIFF whose strips leave a part of the image out, or whose tiles are huge.
 
+    Args:
+        image: not loaded yet.
+        name: its name in messages.
+        max_pixels: of a tile: libtiff takes the memory of a whole one.
 
-def _has_jpeg_end(handle: Stream) -> bool:
-    """Return True if an end marker follows the start of a scan; a thumbnail's lies before it."""
-    position = 2
-    while True:
-        handle.seek(position)
-        head = handle.read(4)
-        if len(head) < 4 or head[0] != 0xFF:
-            return False
-        position += 2 + int.from_bytes(head[2:])
-        if head[1] == START_OF_SCAN:  # what follows holds no FF D9 but the end
-            handle.seek(position)
-            return b"\xff\xd9" in handle.read()
-
-
-def _has_png_end(handle: Stream) -> bool:
-    try:
-        for _, blocks in _chunks(handle, ""):
-            deque(blocks, maxlen=0)  # skipped
-            handle.seek(PNG_CHECKSUM_SIZE, os.SEEK_CUR)
-    except ImageError as error:
-        return error.reason != "truncated"
-    return True
-
-
-def _tiff_ends_early(handle: Stream, head: bytes, size: int) -> bool:
-    """Return True if the first directory of a TIFF, its values or its strips pass the file's end.
-
-    TIFF 6.0, Sec. 2, and its 64-bit form: a directory is a count and entries of tag, type, number
-    of values, and the values or, where they do not fit, their offset.
+    Raises:
+        ImageError: "damaged", with both numbers of pixels, or "too large".
     """
-    order = "<" if head.startswith(b"II") else ">"
-    is_wide = head[2:4] in (b"+\0", b"\0+")
-    codes = ("Q", "Q", "HHQ8s") if is_wide else ("I", "H", "HHI4s")
-    offset, counter, entry = (struct.Struct(order + code) for code in codes)
-
-    def read(start: int, length: int) -> bytes:
-        if start + length > size:
-            raise EOFError
-        handle.seek(start)
-        return handle.read(length)
-
-    try:
-        (start,) = offset.unpack_from(head, 8 if is_wide else 4)
-        (number,) = counter.unpack(read(start, counter.size))
-        entries = read(start + counter.size, number * entry.size)
-        arrays: dict[int, tuple[int, ...]] = {}
-        for tag, kind, count, stored in entry.iter_unpack(entries):
-            length = count * TIFF_SIZES.get(kind, 0)
-            # Values that do not fit into the entry lie elsewhere, and may lie beyond the end.
-            values = read(offset.unpack(stored)[0], length) if length > len(stored) else stored
-            if tag in TIFF_STRIPS and kind in TIFF_INTEGERS:
-                arrays[tag] = struct.unpack_from(f"{order}{count}{TIFF_INTEGERS[kind]}", values)
-        for offsets, lengths in (TIFF_STRIPS[:2], TIFF_STRIPS[2:]):
-            for strip in zip(arrays.get(offsets, ()), arrays.get(lengths, ()), strict=False):
-                read(*strip)
-    except EOFError:
-        return True
-    return False
+    areas: dict[object, int] = {}
+    for tile in image.tile:
+        # Planes stored one by one differ in their raw mode; tiles at an edge in other arguments.
+        plane = tile.args[0] if isinstance(tile.args, tuple) and tile.args else tile.args
+        left, top, right, bottom = tile.extents or (0, 0, 0, 0)
+        areas[plane] = areas.get(plane, 0) + (right - left) * (bottom - top)
+    # Use the least covered plane.
+    expected = image.width * image.height
+    covered = min(areas.values(), default=0)
+    if covered < expected:
+        raise ImageError(name, "damaged", f"its strips hold {covered:,} of {expected:,} pixels")
+    tags = getattr(image, "tag_v2", {})
+    height, width = tags.get(TILE_LENGTH), tags.get(TILE_WIDTH)
+    if isinstance(height, int) and isinstance(width, int) and height * width > max_pixels:
+        detail = f"tiles of {height} x {width} pixels; at most {max_pixels:,} are decoded"
+        raise ImageError(name, "too large", f"{detail}; save it again without tiles")
 
 
 # File types by their first bytes: the six image formats, and names for everything else.
@@ -351,17 +211,8 @@ FILE_PROPERTIES: tuple[FileProperty, ...] = get_args(FileProperty)
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 EXPECTED_TYPES = "expected JPEG, PNG, WEBP, BMP, GIF or TIFF"
 IMAGE_ENDINGS = (
-    ".jpg",
-    ".jpeg",
-    ".png",
-    ".webp",
-    ".bmp",
-    ".gif",
-    ".tif",
-    ".tiff",
-    ".jfif",
-    ".jpe",
-)
+    ".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".jfif", ".jpe",
+)  # fmt: skip
 """Endings of the names of image files that are read, in lower case."""
 HEAD_SIZE = 512
 """Bytes at the start of a file that `identify` and `describe` need."""
@@ -463,57 +314,47 @@ PILLOW_ERRORS = (
 
 
 class PillowKeptQuiet:
-    """A context manager that silences Pillow's warnings and libtiff's error lines.
+    """Context manager that silences Pillow's warnings and libtiff's error lines.
 
-    It is shared by all threads and ends when the last of them leaves it.
-
-    `warnings.catch_warnings` would not do: it swaps the filters of the whole process and puts the
-    wrong ones back when threads overlap. Here one filter is added by the first and taken out by
-    the last.
+    Missing pixels are an error meanwhile, also where other code has set Pillow to fill them. All
+    threads share it; it ends when the last of them leaves. `warnings.catch_warnings` would put back
+    the wrong filters where threads overlap.
     """
 
-    FILTER: ClassVar = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
-    lock: ClassVar = threading.Lock()
-    inside: ClassVar[int] = 0
-    tiff_handler: ClassVar[int | None] = None
-    """The function that prints libtiff's errors, while it is replaced."""
+    FILTER = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
+    lock = threading.Lock()
+    inside = 0
+    before: tuple[int | None, bool] = (None, False)
+    """libtiff's function that prints errors, and Pillow's switch, while they are replaced."""
 
     def __enter__(self) -> None:
         cls = type(self)
         with cls.lock:
+            if cls.inside == 0:
+                cls.before = _set_tiff_handler()(None), ImageFile.LOAD_TRUNCATED_IMAGES
+                ImageFile.LOAD_TRUNCATED_IMAGES = False
             cls.inside += 1
             if cls.FILTER not in warnings.filters:
                 warnings.filters.insert(0, cls.FILTER)  # type: ignore[attr-defined]
-            set_handler = _tiff_error_handler()
-            if cls.inside == 1 and set_handler:
-                cls.tiff_handler = set_handler(None)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         cls = type(self)
         with cls.lock:
             cls.inside -= 1
-            if cls.inside == 0 and cls.FILTER in warnings.filters:
-                warnings.filters.remove(cls.FILTER)  # type: ignore[attr-defined]
-            set_handler = _tiff_error_handler()
-            if cls.inside == 0 and set_handler:
-                set_handler(cls.tiff_handler)
+            if cls.inside == 0:
+                handler, ImageFile.LOAD_TRUNCATED_IMAGES = cls.before
+                _set_tiff_handler()(handler)
+                with contextlib.suppress(ValueError):
+                    warnings.filters.remove(cls.FILTER)  # type: ignore[attr-defined]
 
 
 @functools.cache
-def _tiff_error_handler() -> Callable[[int | None], int | None] | None:
-    """Return `TIFFSetErrorHandler` of the libtiff that Pillow uses; None where it is not found.
-
-    It takes the function that prints errors, None for none, and returns the one before.
-    """
+def _set_tiff_handler() -> Callable[[int | None], int | None]:
+    """Return libtiff's `TIFFSetErrorHandler`: takes the function that prints errors, returns it."""
     try:
         set_handler = ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler
-    except (AttributeError, OSError, TypeError):  # no libtiff, or no such way to it
-        return None
+    except (AttributeError, OSError, TypeError):  # a Pillow without libtiff
+        return lambda handler: handler
     set_handler.argtypes = [ctypes.c_void_p]
     set_handler.restype = ctypes.c_void_p
     return set_handler

@@ -219,9 +219,6 @@ def in_channels(
     return np.array(Image.fromarray(image).convert("L"))[:, :, None]
 
 
-# Read images of any kind and preprocess them: `preprocess(image)` gives the input of a model.
-
-
 def read_and_preprocess(
     image: ImageSource | list[Any] | tuple[Any, ...], preprocess: Preprocess
 ) -> Float[Tensor, "*B C h w"]:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from vitkit.data.images.decode import as_rgb, decode_with_properties
+from vitkit.data.images.decode import as_rgb, decode
 from vitkit.errors import DataError, ImageError, SettingError
 
 ImageSource: TypeAlias = str | PathLike[str] | bytes | Image.Image | np.ndarray
@@ -35,8 +35,7 @@ def read_image(image: ImageSource, name: str = "image") -> UInt8[np.ndarray, "H 
     # Pixels in memory have no header to check first.
     if isinstance(image, Image.Image | np.ndarray):
         return as_rgb(image, name)
-    pixels, _ = decode_with_properties(image, name=name if isinstance(image, bytes) else None)
-    return pixels
+    return decode(image, name=name if isinstance(image, bytes) else None)
 
 
 # Pixels of images that other code made: PIL images, arrays and tensors, checked by name.

@@ -11,7 +11,7 @@ import copy
 import signal
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from itertools import groupby
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -24,26 +24,17 @@ from jaxtyping import Int64, UInt8
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from vitkit.data.datasets.split import ReducedImage, Split
+from vitkit.data.datasets.split import Split
+from vitkit.data.images.decode import Decoded
 from vitkit.data.images.preprocess import fit
-from vitkit.data.loading.batch import (
-    Batch,
-    EpochOrder,
-    PixelAugmentation,
-    PixelTransform,
-    steps_of_epoch,
-)
+from vitkit.data.loading.batch import Batch, EpochOrder, PixelTransform, steps_of_epoch
+from vitkit.data.loading.crop_flip import Augmentation
 from vitkit.errors import DataError, LoaderError, VitkitError
 from vitkit.randomness import augmentation_key
 from vitkit.spec import Preprocess
 
 NAMES_SHOWN = 3
 """Images of a batch that a message names."""
-LOOK_EVERY = 1.0
-"""Seconds between two looks at the loader processes, while a batch is waited for."""
-MOST_LOOKS = 600
-"""Looks without a batch after which the run ends. They are counted, not seconds, as a run
-may be suspended as a whole. Images of remote shards may take any time; fetching has its limits."""
 EXIT_GRACE = 1.0
 """Seconds that a failing process gets to exit, so that its exit code is known."""
 SECONDS_AFTER_SIGTERM = 60
@@ -90,7 +81,7 @@ class TrainingSteps(BatchSource):
         self,
         split: Split,
         preprocess: Preprocess,
-        augmentation: PixelAugmentation,
+        augmentation: Augmentation,
         *,
         batch_size: int,
         seed: int,
@@ -175,7 +166,6 @@ class TrainingSteps(BatchSource):
         if views is None:
             views = np.zeros_like(indices)
         keys = augmentation_key(epoch, views)
-        flipped = self.augmentation.flips(self.seed, keys, indices)
         pixels = np.empty((len(indices), *preprocess.image_size, preprocess.channels), np.uint8)
         # The views of one image are neighbours: it is decoded once for all of them.
         for index, rows in groupby(range(len(indices)), key=indices.tolist().__getitem__):
@@ -183,22 +173,19 @@ class TrainingSteps(BatchSource):
             for row in rows:
                 key = int(keys[row])
                 image = self.read(index, key, preprocess, image)
-                self.augmentation.write(
-                    pixels[row],
-                    self._transformed(image.pixels, key, index),
-                    preprocess,
-                    self.seed,
-                    key,
-                    index,
-                    mirrored=bool(flipped[row]),
-                    size=image.size,
+                changed, full_size = image.pixels, image.size
+                if self.transform is not None:
+                    changed = self.transform(changed, key, index, self.split.name(index))
+                    full_size = (changed.shape[0], changed.shape[1])
+                pixels[row] = self.augmentation.resize(
+                    changed, preprocess, self.seed, key, index, full_size
                 )
-        pixels = self.augmentation.shifted(pixels, self.seed, keys, indices)
+        pixels = self.augmentation.flip_and_shift(pixels, self.seed, keys, indices)
         return _batch(pixels, self.split, indices, epoch, views)
 
     def read(
-        self, index: int, key: int, preprocess: Preprocess, earlier: ReducedImage | None = None
-    ) -> ReducedImage:
+        self, index: int, key: int, preprocess: Preprocess, earlier: Decoded | None = None
+    ) -> Decoded:
         """Return an image as it is before its augmentation, a JPEG perhaps decoded smaller.
 
         Args:
@@ -211,22 +198,14 @@ class TrainingSteps(BatchSource):
             ImageError: it cannot be read or decoded.
         """
         if self.transform is not None:  # it expects whole images
-            return earlier or ReducedImage(self.split.read(index))
+            return earlier or self.split.decode(index)
 
         def reduction(size: tuple[int, int]) -> int:
             return self.augmentation.reduction(size, preprocess, self.seed, key, index)
 
-        if earlier is not None and earlier.serves(reduction):
+        if earlier and (earlier.factor is None or earlier.factor == reduction(earlier.size)):
             return earlier
-        return self.split.read_reduced(index, reduction)
-
-    def _transformed(
-        self, pixels: UInt8[np.ndarray, "H W channels"], key: int, index: int
-    ) -> UInt8[np.ndarray, "_ _ _"]:
-        """Return the pixels, changed by the user's own transform if there is one."""
-        if self.transform is None:
-            return pixels
-        return self.transform(pixels, key, index, self.split.name(index))
+        return self.split.decode(index, reduction)
 
 
 class EvaluationBatches(BatchSource):
@@ -270,11 +249,7 @@ _OPEN: weakref.WeakSet[Generator[Batch, None, None]] = weakref.WeakSet()
 
 
 def batches(
-    source: BatchSource,
-    numbers: range,
-    *,
-    workers: int = 0,
-    stopped: Callable[[], bool] = lambda: False,
+    source: BatchSource, numbers: range, *, workers: int = 0
 ) -> Generator[Batch, None, None]:
     """Generate the batches `numbers` of a source, in that order.
 
@@ -285,12 +260,10 @@ def batches(
         source: source of the batches.
         numbers: numbers of the batches to make.
         workers: processes that make them; 0: this process.
-        stopped: called every second while a batch of the processes is waited for; True ends the
-            wait with a `LoaderError`.
 
     Raises:
         ImageError: an image that can no longer be read, by name, from whichever process met it.
-        LoaderError: a process is gone, no batch came for ten minutes, or `stopped`.
+        LoaderError: a process is gone.
     """
     with warnings.catch_warnings():
         # More workers than cores are the caller's choice; the training plan notes it in one line.
@@ -303,19 +276,16 @@ def batches(
             generator=torch.Generator(),  # else the loader would draw its seed from the global one
             collate_fn=_unchanged,
             worker_init_fn=_leave_signals_to_the_parent,
-            timeout=LOOK_EVERY if workers else 0.0,
         )
         try:
-            arriving: Iterator[Batch | VitkitError] = iter(loader)
+            arriving = iter(loader)
         except (AttributeError, TypeError, PicklingError) as error:
             # where processes are spawned, not forked, they get a copy of the dataset
             raise DataError(
                 f"the dataset cannot be sent to loader processes: {error}; define everything in it "
                 "at the top level of a module, or pass --workers 0"
             ) from error
-    if workers:
-        arriving = _watched(arriving, source, numbers, stopped)
-    generator = _hand_over(arriving)
+    generator = _hand_over(arriving, source, numbers)
     if workers:
         _OPEN.add(generator)
         atexit.unregister(_close_all)
@@ -323,69 +293,40 @@ def batches(
     return generator
 
 
-def _watched(
-    arriving: Any, source: BatchSource, numbers: range, stopped: Callable[[], bool]
-) -> Iterator[Batch | VitkitError]:
-    """Hand on what loader processes make; end them where one is gone or no batch comes."""
-    processes: Sequence[BaseProcess] = arriving._workers
-    # torch would raise from a signal handler when one of its processes ends: that could be in the
-    # middle of an optimizer step. Both lines undo what its constructor did.
-    torch._C._remove_worker_pids(id(arriving))
-    arriving._worker_pids_set = False
-    looks = done = 0
+def _hand_over(arriving: Any, source: BatchSource, numbers: range) -> Generator[Batch, None, None]:
+    """Yield the batches; raise the error of an image, or of a loader process that is gone."""
+    processes: Sequence[BaseProcess] = getattr(arriving, "_workers", ())
+    if processes:
+        # torch would raise from a signal handler when one of its processes ends: that could be in
+        # the middle of an optimizer step. Both lines undo what its constructor did.
+        torch._C._remove_worker_pids(id(arriving))
+        arriving._worker_pids_set = False
     try:
-        while done < len(numbers):
+        for number in numbers:
             try:
                 item = next(arriving)
             except (RuntimeError, OSError, EOFError) as error:
-                late = str(error).startswith("DataLoader timed out")
-                looks += 1
-                reason = _describe_death(processes, 0.0 if late else EXIT_GRACE)
-                if stopped():
-                    reason = "stopped"
-                elif looks >= MOST_LOOKS:
-                    reason = reason or (
-                        f"no batch came for {looks * LOOK_EVERY:g} s; check that the disk or "
-                        "network drive still responds"
-                    )
-                if reason is not None:
-                    message = f"{reason}; the run waited for {source.contents(numbers[done])}"
-                    raise LoaderError(message) from None
-                if not late:
-                    raise
-                continue
-            looks, done = 0, done + 1
-            yield item
-    except LoaderError:
-        for process in processes:  # a stopped one ignores any other signal
-            process.kill()
-        for process in processes:
-            process.join(EXIT_GRACE)
-        raise
-    finally:
-        del arriving  # a traceback would keep the batch alive with this frame
-
-
-def _describe_death(processes: Sequence[BaseProcess], within: float) -> str | None:
-    """Describe a process that is gone, waiting `within` seconds for one to go; `None` for none."""
-    ended = wait([process.sentinel for process in processes], within)
-    for process in processes:
-        if process.sentinel in ended:
-            process.join()  # its files are closed a moment before its exit code is known
-            code = process.exitcode or 0
-            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            return f"loader process {process.pid} {how}; if memory ran out, pass fewer --workers"
-    return None
-
-
-def _hand_over(arriving: Iterator[Batch | VitkitError]) -> Generator[Batch, None, None]:
-    try:
-        for item in arriving:
+                raise _gone(processes, source.contents(number), error) from None
             if isinstance(item, VitkitError):
                 raise item
             yield item
     finally:
         del arriving  # ends its processes; a traceback would keep them alive with this frame
+
+
+def _gone(processes: Sequence[BaseProcess], waited_for: str, error: Exception) -> Exception:
+    """Return the error for a loader process that ended; any other error as it is."""
+    ended = wait([process.sentinel for process in processes], EXIT_GRACE)
+    for process in processes:
+        if process.sentinel in ended:
+            process.join()  # its files are closed a moment before its exit code is known
+            code = process.exitcode or 0
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            return LoaderError(
+                f"loader process {process.pid} {how}; if memory ran out, pass fewer --workers; the "
+                f"run waited for {waited_for}"
+            )
+    return error
 
 
 def _close_all() -> None:

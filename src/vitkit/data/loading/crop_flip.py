@@ -10,11 +10,14 @@ import math
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int64, UInt8
+from jaxtyping import Int64, UInt8
+from pydantic import Field
 from torch.nn.functional import interpolate
 
 from vitkit.data.images.decode import REDUCTIONS, reduced_size
-from vitkit.data.images.preprocess import in_channels, squash
+from vitkit.data.images.preprocess import fit, in_channels, squash
+from vitkit.errors import SettingError
+from vitkit.frozen import frozen
 from vitkit.randomness import as_uniform, integer_hash, uniform
 from vitkit.spec import Preprocess, Resizer
 
@@ -24,6 +27,117 @@ PixelBatch = UInt8[np.ndarray, "B H W C"]
 CROP, FLIP, SHIFT, POLICY, JITTER, ERASE = 1, 2, 3, 4, 5, 6
 CROP_RATIOS = (3 / 4, 4 / 3)
 CROP_ATTEMPTS = 10
+
+
+@frozen(raises=SettingError)
+class Augmentation:
+    """Settings of the random changes to training images; those of pixels are made here.
+
+    The defaults change nothing.
+
+    Attributes:
+        flip: chance of a horizontal flip, [0, 1].
+        shift: largest shift in pixels, up, down, left and right; edges are repeated.
+        crop_scale: smallest part of the area that a random crop keeps, (0, 1]; 1 means no crop.
+        aa: a policy by name, as `policies.policy` reads it.
+        color_jitter: largest change of brightness, contrast and saturation, as a factor.
+        reprob: chance that a box of the image is erased, [0, 1].
+        resizer: the library that resizes a random crop; without crops an image is resized as in
+            evaluation, by Pillow.
+        scaled_jpeg: whether a JPEG is decoded smaller where its random crop is not enlarged.
+
+    Raises:
+        SettingError: a value out of range.
+    """
+
+    flip: float = Field(0.0, ge=0.0, le=1.0)
+    shift: int = Field(0, ge=0)
+    crop_scale: float = Field(1.0, gt=0.0, le=1.0)
+    aa: str | None = None
+    color_jitter: float = Field(0.0, ge=0.0, le=1.0)
+    reprob: float = Field(0.0, ge=0.0, le=1.0)
+    resizer: Resizer = "torch"
+    scaled_jpeg: bool = False
+
+    def reduction(
+        self,
+        size: tuple[int, int],
+        preprocess: Preprocess,
+        seed: int,
+        augmentation_key: int,
+        index: int,
+    ) -> int:
+        """Return the factor by which a JPEG may be decoded smaller for its crop: 1, 2, 4 or 8.
+
+        Args:
+            size: (H, W) of the upright image.
+            preprocess: size (h, w) of the resized crop.
+            seed: seed of the run.
+            augmentation_key: epoch and view, `randomness.augmentation_key`.
+            index: the image's index in the split.
+        """
+        if not self.scaled_jpeg or self.crop_scale == 1.0:
+            return 1
+        height, width = preprocess.image_size
+        # A crop has at most the image's size: most small images need no draw.
+        if size[0] < 2 * height or size[1] < 2 * width:
+            return 1
+        box = crop_box(size, self.crop_scale, seed, augmentation_key, index)
+        return largest_reduction(size, box, preprocess.image_size)
+
+    def resize(
+        self,
+        image: UInt8[np.ndarray, "H W channels"],
+        preprocess: Preprocess,
+        seed: int,
+        augmentation_key: int,
+        index: int,
+        size: tuple[int, int] | None = None,
+    ) -> UInt8[np.ndarray, "h w C"]:
+        """Resize one image: by a random crop, or as in evaluation where crops are off.
+
+        Args:
+            image: (H, W, 3) or (H, W, 1) uint8.
+            preprocess: size (h, w) and channels C.
+            seed: seed of the run.
+            augmentation_key: epoch and view, `randomness.augmentation_key`.
+            index: the image's index in the split.
+            size: the image's full size (H, W), where it was decoded smaller.
+        """
+        # Evaluation keeps the aspect ratio, an Inception crop of the whole image would not.
+        if self.crop_scale == 1.0:
+            return fit(image, preprocess)
+        decoded = (image.shape[0], image.shape[1])
+        size = size or decoded
+        box = crop_box(size, self.crop_scale, seed, augmentation_key, index)
+        return resized_crop(image, reduced_box(box, size, decoded), preprocess, self.resizer)
+
+    def flip_and_shift(
+        self,
+        pixels: PixelBatch,
+        seed: int,
+        augmentation_keys: int | Int64[np.ndarray, "B"],
+        indices: Int64[np.ndarray, "B"],
+    ) -> PixelBatch:
+        """Flip, in place, and shift a batch, each image by its own random numbers.
+
+        Args:
+            pixels: (B, H, W, C) uint8, contiguous.
+            seed: seed of the run.
+            augmentation_keys: epoch and view of each image (B,), or of all.
+            indices: the images' indices in the split (B,).
+
+        Returns:
+            (B, H, W, C).
+        """
+        if self.flip > 0:
+            flipped = uniform(seed, augmentation_keys, indices, FLIP) < self.flip
+            for row in np.flatnonzero(flipped):
+                # numpy moves the bytes of a reversed view one by one
+                pixels[row] = torch.from_numpy(pixels[row]).flip(1).numpy()
+        if self.shift == 0:
+            return pixels
+        return _shift_batch(pixels, self.shift, seed, augmentation_keys, indices)
 
 
 def crop_box(
@@ -73,49 +187,14 @@ def _middle(size: tuple[int, int]) -> tuple[int, int, int, int]:
     return left, top, left + box_width, top + box_height
 
 
-def flips(
-    chance: float,
-    seed: int,
-    augmentation_keys: int | Int64[np.ndarray, "B"],
-    indices: Int64[np.ndarray, "B"],
-) -> Bool[np.ndarray, "B"]:
-    """Draw which images of a batch are mirrored, each with the same chance.
-
-    Args:
-        chance: chance of a flip, [0, 1].
-        seed: seed of the run.
-        augmentation_keys: epoch and view of each image (B,), or of all.
-        indices: the images' indices in the split (B,).
-    """
-    return uniform(seed, augmentation_keys, indices, FLIP) < chance
-
-
-def mirror(pixels: UInt8[np.ndarray, "H W C"]) -> None:
-    """Mirror an image left to right, in place.
-
-    Args:
-        pixels: contiguous.
-    """
-    # numpy moves the bytes of a reversed view one by one
-    pixels[:] = torch.from_numpy(pixels).flip(1).numpy()
-
-
-def shift_batch(
+def _shift_batch(
     pixels: PixelBatch,
     largest: int,
     seed: int,
     augmentation_keys: int | Int64[np.ndarray, "B"],
     indices: Int64[np.ndarray, "B"],
 ) -> PixelBatch:
-    """Shift each image of a batch by a random number of pixels; its edges are repeated.
-
-    Args:
-        pixels: (B, H, W, C) uint8.
-        largest: shift in pixels, up, down, left and right.
-        seed: seed of the run.
-        augmentation_keys: epoch and view of each image (B,), or of all.
-        indices: the images' indices in the split (B,).
-    """
+    """Shift each image of a batch by a random number of pixels; its edges are repeated."""
     draws = uniform(seed, augmentation_keys, indices[None, :], SHIFT, np.arange(2)[:, None])
     # Every whole number from -largest to largest is equally likely.
     down, across = (draws * (2 * largest + 1)).astype(np.int64) - largest
