@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -41,25 +43,18 @@ TRANSLATED = 32
 """Unit of `translate_*_pixels` in pixels; in a smaller image, its side."""
 
 
-def brightness(images: Images, factors: OperationValues) -> Images:
-    """Scale brightness: 0 is black, 1 the image."""
-    from kornia.enhance import adjust_brightness_accumulative
+def _of_kornia(path: str) -> Callable[[Images, OperationValues], Images]:
+    """Return a function of kornia, which is imported when it is first called: that takes 1 s."""
 
-    return adjust_brightness_accumulative(images, factors)
+    def operation(images: Images, values: OperationValues) -> Images:
+        changed: Images = attrgetter(path)(import_module("kornia"))(images, values)
+        return changed
 
-
-def contrast(images: Images, factors: OperationValues) -> Images:
-    """Scale contrast: 0 is the mean grey of the image, 1 the image."""
-    from kornia.enhance import adjust_contrast_with_mean_subtraction
-
-    return adjust_contrast_with_mean_subtraction(images, factors)
+    return operation
 
 
-def saturation(images: Images, factors: OperationValues) -> Images:
-    """Scale saturation: 0 is grey, 1 the image."""
-    from kornia.enhance.adjust import adjust_saturation_with_gray_subtraction
-
-    return adjust_saturation_with_gray_subtraction(images, factors)
+saturation = _of_kornia("enhance.adjust.adjust_saturation_with_gray_subtraction")
+_sharpness = _of_kornia("enhance.sharpness")
 
 
 def grey(images: Images, values: OperationValues) -> Images:
@@ -69,12 +64,10 @@ def grey(images: Images, values: OperationValues) -> Images:
 
 def sharpness(images: Images, factors: OperationValues) -> Images:
     """Sharpen: 0 is smoothed, 1 the image, 2 sharpened."""
-    from kornia.enhance import sharpness
-
     # Edge pixels are unchanged, and smaller images have only edge pixels.
     if min(images.shape[2:]) < SMOOTHING_SIZE:
         return images.clone()
-    return sharpness(images, factors)
+    return _sharpness(images, factors)
 
 
 def blur(images: Images, sigmas: OperationValues) -> Images:
@@ -86,16 +79,7 @@ def blur(images: Images, sigmas: OperationValues) -> Images:
 
 def invert(images: Images, _: OperationValues) -> Images:
     """Return the negative."""
-    from kornia.enhance import invert
-
-    return invert(images)
-
-
-def solarize(images: Images, thresholds: OperationValues) -> Images:
-    """Invert the values at or above the threshold; a threshold above 1 inverts none."""
-    from kornia.enhance import solarize
-
-    return solarize(images, thresholds)
+    return 1 - images
 
 
 def solarize_add(images: Images, additions: OperationValues) -> Images:
@@ -126,14 +110,16 @@ def auto_contrast(images: Images, _: OperationValues) -> Images:
 
 
 POINTWISE: dict[str, Callable[[Images, OperationValues], Images]] = {
-    "brightness": brightness,
-    "contrast": contrast,
+    # of a factor: 0 is black, the mean grey of the image, or grey; 1 is the image
+    "brightness": _of_kornia("enhance.adjust_brightness_accumulative"),
+    "contrast": _of_kornia("enhance.adjust_contrast_with_mean_subtraction"),
     "saturation": saturation,
     "grey": grey,
     "sharpness": sharpness,
     "blur": blur,
     "invert": invert,
-    "solarize": solarize,
+    # of a threshold: values at or above it are inverted; above 1 none
+    "solarize": _of_kornia("enhance.solarize"),
     "solarize_add": solarize_add,
     "posterize": posterize,
     "equalize": equalize,
