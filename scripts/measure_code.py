@@ -171,6 +171,17 @@ class Code:
         )
 
     @cached_property
+    def raises(self) -> int:
+        """The number of `raise` statements, and of calls of functions that always raise."""
+        annotated = [node for node in self.functions if isinstance(node.returns, ast.Name)]
+        always = {node.name for node in annotated if getattr(node.returns, "id", "") == "NoReturn"}
+        nodes = [node for tree in self.trees.values() for node in ast.walk(tree)]
+        calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+        names = [getattr(call, "attr", getattr(call, "id", "")) for call in calls]
+        raised = sum(isinstance(node, ast.Raise) for node in nodes)
+        return raised + sum(name in always for name in names)
+
+    @cached_property
     def import_lines(self) -> int:
         """The number of lines of import statements."""
         nodes = (node for tree in self.trees.values() for node in ast.walk(tree))
@@ -231,7 +242,7 @@ def figures(code: Code) -> Iterator[tuple[str, object]]:
     yield "lines of code", code.code_lines
     yield "tokens of code", sum(code.tokens.values())
     yield "imports, % of lines of code", round(code.import_lines / code.code_lines * 100, 1)
-    yield "raise statements", sum(isinstance(node, ast.Raise) for node in nodes)
+    yield "raise statements", code.raises
     yield "tokens of a package", dict(sorted(code.tokens.items(), key=lambda item: -item[1]))
     yield "lines a file", _spread([*lines.values()])
     lengths = [(node.end_lineno or 0) - node.lineno + 1 for node in code.functions]

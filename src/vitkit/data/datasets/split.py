@@ -82,7 +82,6 @@ class Split(ABC):
         """True if the decoded images are in memory: workers and caches make them no faster."""
         return False
 
-
     def cache_keys(self) -> UInt64[np.ndarray, " N"]:
         """Return a key of each image's content for a `FileCache` (N,); 0 where there is none."""
         return np.zeros(len(self), np.uint64)
