@@ -57,18 +57,6 @@ def random_images(count: int, height: int, width: int | None = None) -> Tensor:
     return torch.randn(count, 3, height, width or height, generator=generator)
 
 
-def split_qkv(weights: Mapping[str, Tensor]) -> Weights:
-    """`attn.qkv` as `attn.q`, `attn.k` and `attn.v`: its rows are q, k, v."""
-    split: Weights = {}
-    for key, value in weights.items():
-        if ".attn.qkv." in key:
-            for letter, rows in zip("qkv", value.chunk(3), strict=True):
-                split[key.replace("qkv", letter)] = rows
-        else:
-            split[key] = value
-    return split
-
-
 def renamed(weights: Mapping[str, Tensor], table: Mapping[str, str]) -> Weights:
     """Our weights under another library's keys.
 

@@ -7,12 +7,9 @@ from typing import Any
 from weights.round_trips import noisy
 
 import vitkit
-from vitkit.errors import CheckpointError
 from vitkit.models.presets import preset
-from vitkit.weights.formats.format import Bundle, Format
-from vitkit.weights.formats.key_table import write_tensors
 from vitkit.weights.recognise_format import FORMATS
-from vitkit.weights.verify import fit_to_format
+from vitkit.weights.write import prepare_files
 
 KINDS = {
     "ViT": "vit_base_patch16_224",
@@ -41,17 +38,16 @@ def small(name: str) -> vitkit.ViT:
     return noisy(whole.replace(**SMALL, image_size=size, num_classes=classes))
 
 
-def cell(model: vitkit.ViT, form: Format) -> tuple[str, str]:
+def cell(model: vitkit.ViT, name: str) -> tuple[str, str]:
     """Return `exact`, `folded`, `lossy` or `no`, and the reason."""
+    preprocess = vitkit.Preprocess(image_size=model.spec.image_size)
     try:
-        spec, state, steps = fit_to_format(model.spec, model.state_dict(), *form.capabilities)
-        tensors = write_tensors(form.table(spec), spec, state)
-        form.write(Bundle(spec, tensors, vitkit.Preprocess(image_size=spec.image_size), ()))
-    except CheckpointError as error:
-        return "no", str(error)
-    worst = next((k for k in ("lost", "approximated", "folded") if any(s.kind == k for s in steps)),
-                 "kept")  # fmt: skip
-    return HOW[worst], "; ".join(step.text for step in steps)
+        _, fitted = prepare_files(vitkit.Checkpoint(model, preprocess, ()), name, allow_lossy=True)
+    except vitkit.CheckpointError as error:
+        return "no", str(error).partition(f"as {name}: ")[2]
+    kinds = [step.kind for step in fitted.steps]
+    worst = next((kind for kind in ("lost", "approximated", "folded") if kind in kinds), "kept")
+    return HOW[worst], "; ".join(step.text for step in fitted.steps)
 
 
 def document() -> str:
@@ -73,7 +69,7 @@ def document() -> str:
     reasons: list[str] = []
     for kind, name in KINDS.items():
         model, cells = small(name), []
-        for form in FORMATS.values():
+        for form in FORMATS:
             how, why = cell(model, form)
             if why and why not in reasons:
                 reasons.append(why)

@@ -13,9 +13,6 @@ from weights.round_trips import noisy
 
 import vitkit
 from vitkit import cli
-from vitkit.data.images.preprocess import preprocess_images
-from vitkit.errors import SpecError
-from vitkit.weights.checkpoint import Checkpoint
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "num_heads": 2,
          "mlp_width": 96, "num_classes": 5}  # fmt: skip
@@ -25,14 +22,14 @@ IMAGE = np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)
 GREY = np.repeat(IMAGE[:, :, :1], 3, axis=2)
 
 
-def checkpoint(preprocess: vitkit.Preprocess = HALF, **fields: object) -> Checkpoint:
+def checkpoint(preprocess: vitkit.Preprocess = HALF, **fields: object) -> vitkit.Checkpoint:
     model = noisy(vitkit.ViTSpec(**SMALL | fields))
-    return Checkpoint(model, preprocess, NAMES if model.spec.num_classes == 5 else ())
+    return vitkit.Checkpoint(model, preprocess, NAMES if model.spec.num_classes == 5 else ())
 
 
-def logits(given: Checkpoint, image: np.ndarray) -> torch.Tensor:
+def logits(given: vitkit.Checkpoint, image: np.ndarray) -> torch.Tensor:
     with torch.inference_mode():
-        return given.model(preprocess_images([image], given.preprocess))
+        return given.model(given.preprocess([image]))
 
 
 @pytest.mark.parametrize("fields", [{}, {"patch_bias": False}, {"stem": "linear"}])
@@ -49,7 +46,7 @@ def test_another_normalisation_is_folded_into_the_patch_projection(fields):
 def test_a_normalisation_that_is_not_folded_is_another_function():
     """The control: naming another mean without folding it changes the logits."""
     given = checkpoint()
-    wrong = Checkpoint(given.model, HALF.replace(mean=(0.485, 0.456, 0.406)), NAMES)
+    wrong = vitkit.Checkpoint(given.model, HALF.replace(mean=(0.485, 0.456, 0.406)), NAMES)
     assert (logits(wrong, IMAGE) - logits(given, IMAGE)).abs().max() > 1e-3
 
 
@@ -66,7 +63,7 @@ def test_grey_images_give_the_same_with_three_channels():
     )
     made = vitkit.adapt(given, in_channels=3)
     torch.testing.assert_close(logits(made, GREY), logits(given, GREY[:, :, :1]), rtol=0, atol=2e-5)
-    with pytest.raises(SpecError, match="in_channels"):
+    with pytest.raises(vitkit.SpecError, match="in_channels"):
         vitkit.adapt(given, in_channels=4)
 
 
@@ -84,7 +81,7 @@ def test_another_image_resamples_positions_by_the_mode_that_is_named():
     torch.testing.assert_close(
         aligned.model.pos_embed[:, 1:], expected.flatten(2).transpose(1, 2), rtol=0, atol=1e-6
     )
-    with pytest.raises(SpecError, match="resampling"):
+    with pytest.raises(vitkit.SpecError, match="resampling"):
         vitkit.adapt(given, resampling="bicubik")
 
 
@@ -115,7 +112,7 @@ def test_classes_that_it_knows_keep_their_rows():
         logits(made, IMAGE), logits(given, IMAGE)[:, [3, 1]], rtol=0, atol=1e-6
     )
     assert made.metadata["adapted"] == ["lost: head: the rows of 3 of 5 classes"]
-    with pytest.raises(SpecError, match=r"lacks 1 of the classes: dgo .did you mean 'dog'"):
+    with pytest.raises(vitkit.SpecError, match=r"lacks 1 of the classes: dgo .did you mean 'dog'"):
         vitkit.adapt(given, classes=("dgo", "bee"))
 
 
@@ -148,10 +145,10 @@ def test_a_fresh_head_of_the_same_size_is_fresh_and_has_no_names():
 
 def test_a_class_named_twice_is_refused():
     given = checkpoint()
-    with pytest.raises(SpecError, match="classes names 'dog' twice"):
+    with pytest.raises(vitkit.SpecError, match="classes names 'dog' twice"):
         vitkit.adapt(given, classes=("dog", "dog"))
     cranes = replace(given, classes=("crane", "cat", "crane", "bee", "ant"))
-    with pytest.raises(SpecError, match="several classes called 'crane'"):
+    with pytest.raises(vitkit.SpecError, match="several classes called 'crane'"):
         vitkit.adapt(cranes, classes=("crane", "cat"))
     assert vitkit.adapt(cranes, classes=("bee", "cat")).classes == ("bee", "cat")
 
@@ -172,7 +169,7 @@ def test_the_checkpoint_itself_stays_as_it_is():
 def test_stems_whose_tokens_are_not_linear_in_the_pixels_are_refused():
     given = checkpoint(stem="normed_linear")
     for change in ({"in_channels": 1}, {"mean": (0.1, 0.1, 0.1)}):
-        with pytest.raises(SpecError, match="not linear in the pixels"):
+        with pytest.raises(vitkit.SpecError, match="not linear in the pixels"):
             vitkit.adapt(given, **change)
 
 

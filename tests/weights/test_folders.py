@@ -17,7 +17,6 @@ from weights.hub_cache import empty, published
 from weights.round_trips import noisy, same_bits
 
 import vitkit
-from vitkit.errors import CheckpointError, OutputError, SettingError, SpecError
 
 SPEC = vitkit.ViTSpec(image_size=32, patch_size=8, width=64, depth=2, num_heads=2, mlp_width=96,
                       num_classes=3)  # fmt: skip
@@ -125,7 +124,7 @@ def test_class_names_may_be_an_array(tmp_path):
 )
 @pytest.mark.usefixtures("wrong_types_come_in")
 def test_a_folder_that_could_not_be_read_is_not_written(tmp_path, to, wrong, message):
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(vitkit.CheckpointError, match=message):
         noisy(SPEC).save_pretrained(tmp_path / "made", to=to, **wrong)
     assert not (tmp_path / "made").exists()
 
@@ -147,10 +146,14 @@ def test_the_card_s_code_runs_for_a_folder_of_any_name(tmp_path, classes):
 
 def test_a_name_of_two_endings_is_a_file(tmp_path):
     """A `.pth.tar` was once a folder of that name."""
-    with pytest.raises(OutputError, match=r"expected a folder; vitkit\.save writes a single file"):
+    with pytest.raises(
+        vitkit.OutputError, match=r"expected a folder; vitkit\.save writes a single file"
+    ):
         noisy(SPEC).save_pretrained(tmp_path / "model.pth.tar")
     source = with_origin(tmp_path).save_pretrained(tmp_path / "made")[0]
-    with pytest.raises(CheckpointError, match=r"timm writes 2 files .*; name a folder instead"):
+    with pytest.raises(
+        vitkit.CheckpointError, match=r"timm writes 2 files .*; name a folder instead"
+    ):
         vitkit.convert(source, tmp_path / "model.pth.tar", to="timm")
     assert not (tmp_path / "model.pth.tar").exists()
 
@@ -159,18 +162,20 @@ def test_nothing_is_replaced(tmp_path):
     model = with_origin(tmp_path)
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "README.md").write_text("mine")
-    with pytest.raises(OutputError, match=r"README\.md exists; choose another place"):
+    with pytest.raises(vitkit.OutputError, match=r"README\.md exists; choose another place"):
         model.save_pretrained(tmp_path / "made")
     assert [file.name for file in (tmp_path / "made").iterdir()] == ["README.md"]
     for wrong, message in (
         ("", "folder is empty; pass a path"),
         (tmp_path / "m.safetensors", r"expected a folder; vitkit\.save writes a single file"),
     ):
-        with pytest.raises(OutputError, match=message):
+        with pytest.raises(vitkit.OutputError, match=message):
             model.save_pretrained(wrong)
-    with pytest.raises(CheckpointError, match="'hugingface' is not a format"):
+    with pytest.raises(vitkit.CheckpointError, match="'hugingface' is not a format"):
         model.save_pretrained(tmp_path / "x", to="hugingface")
-    with pytest.raises(OutputError, match=r"out is empty; pass a path \('\.' is the working fold"):
+    with pytest.raises(
+        vitkit.OutputError, match=r"out is empty; pass a path \('\.' is the working fold"
+    ):
         vitkit.convert(tmp_path / "own.safetensors", "", to="timm")
 
 
@@ -188,9 +193,9 @@ def test_a_model_is_adapted_on_its_way_in(tmp_path):
     assert torch.equal(model.blocks[0].mlp.fc1.weight, own.blocks[0].mlp.fc1.weight)
     larger = vitkit.resized(own, image_size=64)
     assert larger.origin.preprocess == PIXELS.replace(image_size=64)
-    with pytest.raises(CheckpointError, match="depth: 3 requested, 2 in the file"):
+    with pytest.raises(vitkit.CheckpointError, match="depth: 3 requested, 2 in the file"):
         vitkit.ViT.from_pretrained(tmp_path / "own.safetensors", depth=3)
-    with pytest.raises(SpecError, match="no field 'num_clases'"):
+    with pytest.raises(vitkit.SpecError, match="no field 'num_clases'"):
         vitkit.ViT.from_pretrained(tmp_path / "own.safetensors", num_clases=3)
 
 
@@ -248,9 +253,9 @@ def test_names_of_the_hub_are_those_of_transformers(tmp_path, monkeypatch):
     published(tmp_path / "own.safetensors", cache, "me/ants", "huggingface")
     for name in ("me/ants", "hf://me/ants"):
         assert vitkit.ViT.from_pretrained(name).origin.classes == NAMES
-    with pytest.raises(CheckpointError, match="hf://me/bees: not in the cache"):
+    with pytest.raises(vitkit.CheckpointError, match="hf://me/bees: not in the cache"):
         vitkit.ViT.from_pretrained("me/bees")
-    with pytest.raises(CheckpointError, match="no such file"):
+    with pytest.raises(vitkit.CheckpointError, match="no such file"):
         vitkit.ViT.from_pretrained("me/bees.safetensors")
 
 
@@ -266,7 +271,7 @@ def test_backbones_take_pretrained_weights(tmp_path):
     expected = own.forward_intermediates(IMAGES, [0], intermediates_only=True)
     assert torch.equal(backbone(IMAGES)[0], expected[0])
     assert backbone.model.origin.preprocess == PIXELS
-    with pytest.raises(SettingError, match="layer 7 does not exist; layers are 0 to 1"):
+    with pytest.raises(vitkit.SettingError, match="layer 7 does not exist; layers are 0 to 1"):
         vitkit.create_model("vit_tiny_patch16_224", features_only=True, out_indices=[7], **sizes)
 
 

@@ -10,8 +10,6 @@ from weights.cells import KINDS, SMALL, cell, document, small
 from weights.round_trips import noisy
 
 import vitkit
-from vitkit.errors import CheckpointError
-from vitkit.weights.recognise_format import FORMATS
 from vitkit.weights.verify import fit_to_format
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "formats.md"
@@ -37,13 +35,20 @@ def test_the_document_is_the_table_as_it_is():
     ],
 )
 def test_cells_that_are_known_by_other_ways(kind, form, expected):
-    how, why = cell(small(KINDS[kind]), FORMATS[form])
+    how, why = cell(small(KINDS[kind]), form)
     assert how == expected, why
 
 
 TABLES = [{"positions": kind} for kind in ("sincos_1d", "sincos_2d", "sincos_2d_mae", "none")]
 FOLDS = [
-    ({}, {"layer_scale": (1.0,)}),
+    ({}, {"layer_scale": 1.0}),
+    ({}, {"positions_cover_prefix": False}),
+    ({"num_registers": 2, "distillation_token": True}, {"positions_cover_prefix": False}),
+    ({}, {"qkv_bias": "no_key"}),
+    ({"qkv_bias": False}, {"qkv_bias": "no_key"}),
+    ({"mlp": "swiglu_split", "activation": "silu"}, {"mlp": "swiglu_packed"}),
+    ({"mlp": "swiglu_packed", "activation": "silu"}, {"mlp": "swiglu_split"}),
+    ({}, {"norm_before_pool": False}),
     ({}, {"pooling": ("cls_mean",)}),
     ({"pooling": "mean"}, {"pooling": ("cls_mean",)}),
     ({"representation_width": 6}, {"pooling": ("cls_mean",)}),
@@ -77,5 +82,5 @@ def test_the_class_that_costs_least_is_taken():
     spec, _, steps = fit_to_format(model.spec, model.state_dict(), no, lossy, folded)
     assert (spec.layer_scale, [step.kind for step in steps]) == (None, ["folded"])
     assert fit_to_format(model.spec, model.state_dict(), folded, {}).steps == []
-    with pytest.raises(CheckpointError, match=r"^it cannot hold num_registers = 0, only 3$"):
+    with pytest.raises(vitkit.CheckpointError, match=r"^it cannot hold num_registers = 0, only 3$"):
         fit_to_format(model.spec, model.state_dict(), no, {"num_registers": (3,)})

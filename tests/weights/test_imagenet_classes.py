@@ -16,7 +16,6 @@ from weights.round_trips import noisy, written
 
 import vitkit
 from vitkit import cli
-from vitkit.errors import DataError
 from vitkit.training.distillation import as_teacher
 from vitkit.weights.catalogue import ASSUMED, catalogue, imagenet
 from vitkit.weights.recognise_format import FORMATS
@@ -33,7 +32,7 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
 def folder(name: str, place: Path, **fields: Any) -> Path:
     """A small model of 1,000 classes in the files of a format, which name no classes."""
     spec = vitkit.ViTSpec(**{**SMALL, **FIELDS.get(name, {}), **fields})
-    return written(FORMATS[name], noisy(spec), place)
+    return written(name, noisy(spec), place)
 
 
 def package_file(package: str, *parts: str) -> str:
@@ -168,7 +167,7 @@ def test_data_with_other_names_are_not_held_against_assumed_ones(data, tmp_path)
     """The names are assumed: data of other classes get the old refusal, and a teacher has none."""
     source = folder("torchvision", tmp_path / "model")
     (data / "test" / "n01443537").rename(data / "test" / "mine")  # of train too, a link to it
-    with pytest.raises(DataError, match="1000 logits without class names"):
+    with pytest.raises(vitkit.DataError, match="1000 logits without class names"):
         vitkit.evaluate(source, data, split="test", device="cpu")
     assert as_teacher(vitkit.load(source)).classes == ()
 

@@ -10,26 +10,24 @@ import pytest
 import torch
 from peers import TOLERANCE, random_images, relative
 from torch import nn
-from weights.lucidrains_models import OldViT, between, old_simple, theirs
+from weights.lucidrains_models import between, old_simple, theirs
 
 import vitkit
-from vitkit.errors import CheckpointError
 
 SCRIPT = Path(__file__).parents[2] / "examples/research/lucidrains_eras.py"
 
 
-@pytest.mark.parametrize("make", [lambda: OldViT("cls"), old_simple], ids=["ViT", "SimpleViT"])
-def test_files_before_the_wrapper_was_dropped_are_refused(tmp_path, make):
-    torch.save(make().state_dict(), tmp_path / "vit.pt")
-    with pytest.raises(CheckpointError, match=r"releases 1.0 to 1.15 .* are not read") as caught:
+def test_files_whose_norm_was_in_the_head_are_refused(tmp_path):
+    torch.save(old_simple().state_dict(), tmp_path / "vit.pt")
+    with pytest.raises(vitkit.CheckpointError, match=r"releases 1.0 to 1.15 .* are not read") as e:
         vitkit.load(tmp_path / "vit.pt", trust_pickle=True)
-    assert "lucidrains_eras.py" in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert "lucidrains_eras.py" in str(e.value)
+    assert "\n" not in str(e.value)
 
 
 def test_files_with_a_batch_axis_are_refused(tmp_path):
     torch.save(between(theirs().state_dict()), tmp_path / "vit.pt")
-    with pytest.raises(CheckpointError, match=r"only those up to 0.40.2 and from 1.16 on"):
+    with pytest.raises(vitkit.CheckpointError, match=r"only those up to 0.40.2 and from 1.16 on"):
         vitkit.load(tmp_path / "vit.pt", trust_pickle=True)
 
 
@@ -42,17 +40,6 @@ def check_converted(folder: Path, model: nn.Module, weights: dict, *flags: str) 
     read, images = vitkit.load(folder / "new.safetensors").model, random_images(2, 32)
     assert relative(read(images), model(images)) <= TOLERANCE
     return read.spec
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("head_width", [64, 32])
-@pytest.mark.parametrize("pool", ["cls", "mean"])
-def test_a_vit_with_wrapped_blocks_is_converted(tmp_path, monkeypatch, pool, head_width):
-    monkeypatch.setattr(sys, "argv", [])
-    model = OldViT(pool, head_width)
-    flags = ("--pooling", pool, "--num-heads", "2")
-    spec = check_converted(tmp_path, model, model.state_dict(), *flags)
-    assert spec.norm_before_pool == (pool == "cls")
 
 
 @pytest.mark.soak

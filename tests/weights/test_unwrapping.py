@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -14,20 +15,18 @@ from peers import peer
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from weights.round_trips import noisy
+from weights.round_trips import noisy, stored, written
 
 import vitkit
 from vitkit import cli
-from vitkit.errors import CheckpointError
-from vitkit.weights.formats.key_table import write_tensors
-from vitkit.weights.formats.torchvision import TORCHVISION
 
 State = dict[str, Any]
 SPEC = vitkit.ViTSpec(image_size=32, patch_size=8, width=64, depth=2, num_heads=1, mlp_width=96,
                       num_classes=7)  # fmt: skip
 MODEL = noisy(SPEC)
 TIMM: dict[str, Tensor] = dict(MODEL.state_dict())
-THEIRS = write_tensors(TORCHVISION.table(SPEC), SPEC, TIMM)
+with TemporaryDirectory() as place:
+    THEIRS = stored(written("torchvision", MODEL, Path(place) / "files"))
 BACKBONE = {name: tensor for name, tensor in TIMM.items() if not name.startswith("head.")}
 COUNT = torch.tensor(3)
 
@@ -132,7 +131,9 @@ def test_a_layer_without_tensors_before_the_head_is_noted(tmp_path):
 
 
 def test_a_whole_model_in_a_pickle_is_named_with_what_to_save(tmp_path):
-    with pytest.raises(CheckpointError, match=r"contains a vitkit\.models\.vit\.ViT; .*state_dict"):
+    with pytest.raises(
+        vitkit.CheckpointError, match=r"contains a vitkit\.models\.vit\.ViT; .*state_dict"
+    ):
         read(tmp_path, {"model": MODEL})
 
 
@@ -174,7 +175,7 @@ REFUSED: dict[str, tuple[State, str]] = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_is_ambiguous_is_refused(what, tmp_path):
     content, message = REFUSED[what]
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(vitkit.CheckpointError, match=message):
         read(tmp_path, content)
 
 
@@ -182,7 +183,7 @@ def test_unknown_and_missing_tensors_are_left_out_only_when_asked(tmp_path):
     broken = {name: tensor for name, tensor in TIMM.items() if name != "blocks.1.attn.proj.bias"}
     broken["extra.weight"] = torch.ones(3)
     with pytest.raises(
-        CheckpointError, match=r"blocks.1.attn.proj.bias is missing.*--allow-partial"
+        vitkit.CheckpointError, match=r"blocks.1.attn.proj.bias is missing.*--allow-partial"
     ):
         read(tmp_path, broken)
     found = read(tmp_path, broken, strict=False)
@@ -262,7 +263,7 @@ def test_transformers_models_that_are_not_supported_are_named(kind, model_type, 
     config, model = peer("transformers", f"{kind}Config", f"{kind}Model")
     model(config(**SIZES)).save_pretrained(tmp_path)
     with pytest.raises(
-        CheckpointError, match=f"model_type '{model_type}' of transformers is not supported"
+        vitkit.CheckpointError, match=f"model_type '{model_type}' of transformers is not supported"
     ):
         vitkit.load(tmp_path)
 
@@ -276,7 +277,7 @@ def test_a_size_that_its_patches_do_not_divide_names_the_one_that_works(tmp_path
     config = {"architecture": name, "model_args": sizes,
               "pretrained_cfg": {"input_size": [3, 384, 384]}}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"image_size=378 \(--spec.image-size 378\)"):
+    with pytest.raises(vitkit.CheckpointError, match=r"image_size=378 \(--spec.image-size 378\)"):
         vitkit.load(tmp_path)
     found = vitkit.load(tmp_path, image_size=378)
     images = torch.randn(1, 3, 384, 384, generator=torch.Generator().manual_seed(0))
@@ -344,7 +345,7 @@ def test_a_prefix_that_repeats_is_removed_a_few_times(tmp_path):
     prefix = "module." * 2000
     path = tmp_path / "model.safetensors"
     save_file(under(prefix, TIMM), path)
-    with pytest.raises(CheckpointError, match="in no known format"):
+    with pytest.raises(vitkit.CheckpointError, match="in no known format"):
         vitkit.load(path)
     save_file(under("module._orig_mod.module.", TIMM), path)
     assert same_logits(vitkit.load(path).model)

@@ -54,9 +54,7 @@ def inspect_command(
     if json:
         sys.stdout.write(json_text.dumps(inspection.to_json(), indent=2) + "\n")
         return
-    width = terminal_width()
-    text = str(inspection) if width is None else inspection.text(width)
-    sys.stdout.write(fold(f"{text}\n", width))
+    sys.stdout.write(fold(f"{inspection}\n", terminal_width()))
     stated = flags(model=model, trust_pickle=trust_pickle)
     for name, value in (spec or {}).items():
         stated += [f"--spec.{name.replace('_', '-')}", str(value)]

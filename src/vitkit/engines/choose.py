@@ -49,7 +49,7 @@ from vitkit.messages import plural
 from vitkit.models.vit import ViT
 from vitkit.other_names import refuse_moved_keywords
 from vitkit.weights.checkpoint import Checkpoint, stored_object
-from vitkit.weights.formats.saved_model import as_saved
+from vitkit.weights.formats.vitkit import as_saved
 
 USUAL_IMAGES = 1000
 """Assumed number of images for an engine, if it is unknown."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -19,7 +19,6 @@ from vitkit.errors import CheckpointError, SpecError
 from vitkit.frozen import frozen
 from vitkit.messages import did_you_mean
 from vitkit.models.interface.classifier import fresh_heads, is_of_head
-from vitkit.models.vit import ViT
 from vitkit.spec import Channel, Count, Fit, Preprocess, Resampling, Size, ViTSpec
 from vitkit.weights.checkpoint import Checkpoint, texts
 from vitkit.weights.formats.format import Step
@@ -62,27 +61,6 @@ class Adaptation:
     """Class names that the checkpoint has: the head keeps their rows, in this order."""
 
 
-@dataclass(frozen=True)
-class _Adapted:
-    """The state of a checkpoint after some changes.
-
-    Attributes:
-        model: the ViT.
-        preprocess: how images are resized and normalised.
-        classes: the class names.
-        steps: the changes so far.
-    """
-
-    model: ViT
-    preprocess: Preprocess
-    classes: tuple[str, ...]
-    steps: tuple[Step, ...] = ()
-
-    def changed(self, *steps: Step, **parts: Any) -> _Adapted:
-        """Return a copy with other attributes, and with these steps added."""
-        return replace(self, steps=(*self.steps, *steps), **parts)
-
-
 def adapt(checkpoint: Checkpoint, **changes: Any) -> Checkpoint:
     """Adapt a checkpoint to other image sizes, patches, channels or classes.
 
@@ -109,55 +87,44 @@ def adapt(checkpoint: Checkpoint, **changes: Any) -> Checkpoint:
             "vitkit.resized"
         )
     request = Adaptation(**changes)
-    adapted = _Adapted(checkpoint.model, checkpoint.preprocess, checkpoint.classes)
+    steps: list[Step] = []
     # In this order: channels and normalisation are folded into the old kernel, then it is resized.
-    adapted = _with_preprocess(adapted, request)
+    adapted = _with_preprocess(checkpoint, request, steps)
     if request.image_size or request.patch_size or request.resampling:
-        adapted = _with_grid(adapted, request)
+        adapted = _with_grid(adapted, request, steps)
     if request.classes is not None:
-        adapted = _with_rows(adapted, request.classes, request.num_classes)
+        adapted = _with_rows(adapted, request.classes, request.num_classes, steps)
     # 0 means no head, which is no change for a model without one.
-    elif request.num_classes or request.num_classes not in (None, adapted.model.spec.num_classes):
-        adapted = _with_fresh_head(adapted, request.num_classes or 0)
-    changed = replace(
-        checkpoint,
-        model=adapted.model,
-        preprocess=adapted.preprocess,
-        classes=adapted.classes,
-        metadata=_metadata(checkpoint, adapted),
-    )
-    if changed.model is not checkpoint.model:
-        changed.model.origin = changed.origin
-    return changed
-
-
-def _metadata(checkpoint: Checkpoint, adapted: _Adapted) -> dict[str, Any]:
-    """Return the metadata with a line for each step, and without scores that no longer hold."""
+    elif request.num_classes or request.num_classes not in (None, adapted.num_classes):
+        adapted = _with_fresh_head(adapted, request.num_classes or 0, steps)
     # Lines of earlier adaptations are kept.
-    lines = [*texts(checkpoint.metadata, "adapted"), *map(str, adapted.steps)]
+    lines = [*texts(checkpoint.metadata, "adapted"), *map(str, steps)]
     metadata = {**checkpoint.metadata, "adapted": lines}
     # Folded steps keep the logits; a change of channels keeps them for grey images only.
-    exact = all(step.kind == "folded" for step in adapted.steps)
+    exact = all(step.kind == "folded" for step in steps)
     if not exact or adapted.preprocess.channels != checkpoint.preprocess.channels:
         for name in MEASURED:
             metadata.pop(name, None)
-    return metadata
-
-
-def _with_preprocess(adapted: _Adapted, request: Adaptation) -> _Adapted:
-    """Change channels, normalisation and fit."""
-    if request.in_channels not in (None, adapted.model.spec.in_channels):
-        adapted = _with_channels(adapted, request.in_channels or 3)
-    if request.mean or request.std:
-        adapted = _with_normalisation(adapted, request.mean, request.std)
-    if request.fit not in (None, adapted.preprocess.fit):
-        old_fit = adapted.preprocess.fit
-        step = Step("approximated", f"preprocess: fit {old_fit} -> {request.fit}")
-        adapted = adapted.changed(step, preprocess=adapted.preprocess.replace(fit=request.fit))
+    adapted = replace(adapted, metadata=metadata)
+    if adapted.model is not checkpoint.model:
+        adapted.model.origin = adapted.origin
     return adapted
 
 
-def _with_grid(adapted: _Adapted, request: Adaptation) -> _Adapted:
+def _with_preprocess(adapted: Checkpoint, request: Adaptation, steps: list[Step]) -> Checkpoint:
+    """Change channels, normalisation and fit."""
+    if request.in_channels not in (None, adapted.model.spec.in_channels):
+        adapted = _with_channels(adapted, request.in_channels or 3, steps)
+    if request.mean or request.std:
+        adapted = _with_normalisation(adapted, request.mean, request.std, steps)
+    old_fit = adapted.preprocess.fit
+    if request.fit not in (None, old_fit):
+        steps.append(Step("approximated", f"preprocess: fit {old_fit} -> {request.fit}"))
+        adapted = replace(adapted, preprocess=adapted.preprocess.replace(fit=request.fit))
+    return adapted
+
+
+def _with_grid(adapted: Checkpoint, request: Adaptation, steps: list[Step]) -> Checkpoint:
     """Change image size, patch size and the resampling of positions."""
     model = adapted.model
     old = model.spec
@@ -166,7 +133,6 @@ def _with_grid(adapted: _Adapted, request: Adaptation) -> _Adapted:
         model = rebuilt(model, spec, model.state_dict())
     model = resized(model, image_size=request.image_size, patch_size=request.patch_size)
     spec = model.spec
-    steps: list[Step] = []
     if spec.patch_size != old.patch_size:
         sizes = f"{_by(old.patch_size)} -> {_by(spec.patch_size)}"
         steps.append(Step("approximated", f"{KERNEL}: {sizes} by FlexiViT's pseudo-inverse"))
@@ -178,10 +144,10 @@ def _with_grid(adapted: _Adapted, request: Adaptation) -> _Adapted:
             text = f"pos_embed: {sizes} by {spec.position_resampling}"
         steps.append(Step("approximated", text))
     preprocess = adapted.preprocess.replace(image_size=spec.image_size)
-    return adapted.changed(*steps, model=model, preprocess=preprocess)
+    return replace(adapted, model=model, preprocess=preprocess)
 
 
-def _with_channels(adapted: _Adapted, channels: int) -> _Adapted:
+def _with_channels(adapted: Checkpoint, channels: int, steps: list[Step]) -> Checkpoint:
     """Change colour to grey or back, so that grey images give the same tokens."""
     old, spec = adapted.preprocess, adapted.model.spec
     _refuse_stem(spec, "in_channels")
@@ -198,11 +164,13 @@ def _with_channels(adapted: _Adapted, channels: int) -> _Adapted:
         preprocess = old.replace(mean=(mean,), std=(std,))
         method = "summed over channels"
     model = rebuilt(adapted.model, spec.replace(in_channels=channels), state)
-    step = Step("folded", f"{KERNEL}: {method}, the same tokens for grey images")
-    return adapted.changed(step, model=model, preprocess=preprocess)
+    steps.append(Step("folded", f"{KERNEL}: {method}, the same tokens for grey images"))
+    return replace(adapted, model=model, preprocess=preprocess)
 
 
-def _with_normalisation(adapted: _Adapted, mean: Channel | None, std: Channel | None) -> _Adapted:
+def _with_normalisation(
+    adapted: Checkpoint, mean: Channel | None, std: Channel | None, steps: list[Step]
+) -> Checkpoint:
     """Change mean and standard deviation of the images, with the same tokens."""
     old, spec = adapted.preprocess, adapted.model.spec
     _refuse_stem(spec, "mean and std")
@@ -212,9 +180,9 @@ def _with_normalisation(adapted: _Adapted, mean: Channel | None, std: Channel | 
             f"mean and std have {new.channels} channels, and the model has {spec.in_channels}"
         )
     spec, state = _folded(spec, adapted.model.state_dict(), old, new.mean, new.std)
-    mean_text, std_text = _spaced(new.mean), _spaced(new.std)
-    step = Step("folded", f"{KERNEL}: takes images with mean {mean_text} and std {std_text}")
-    return adapted.changed(step, model=rebuilt(adapted.model, spec, state), preprocess=new)
+    text = f"mean {_spaced(new.mean)} and std {_spaced(new.std)}"
+    steps.append(Step("folded", f"{KERNEL}: takes images with {text}"))
+    return replace(adapted, model=rebuilt(adapted.model, spec, state), preprocess=new)
 
 
 def _folded(
@@ -245,7 +213,9 @@ def _folded(
     return spec.replace(patch_bias=True), {**state, **folded}
 
 
-def _with_rows(adapted: _Adapted, names: Sequence[str], count: int | None) -> _Adapted:
+def _with_rows(
+    adapted: Checkpoint, names: Sequence[str], count: int | None, steps: list[Step]
+) -> Checkpoint:
     """Keep the rows of some classes in the head, in the order of `names`."""
     like = next(adapted.model.parameters())
     # (K, E) of the head -> the rows of the new classes, (K2, E).
@@ -256,9 +226,8 @@ def _with_rows(adapted: _Adapted, names: Sequence[str], count: int | None) -> _A
             state[name] = state[name][rows]
     spec = adapted.model.spec.replace(num_classes=len(names))
     old_count = len(set(adapted.classes))
-    lost = old_count - len(names)
-    step = Step("lost", f"head: the rows of {lost} of {old_count} classes")
-    return adapted.changed(step, model=rebuilt(adapted.model, spec, state), classes=tuple(names))
+    steps.append(Step("lost", f"head: the rows of {old_count - len(names)} of {old_count} classes"))
+    return replace(adapted, model=rebuilt(adapted.model, spec, state), classes=tuple(names))
 
 
 def _rows_of(names: Sequence[str], count: int | None, known: Sequence[str]) -> tuple[int, ...]:
@@ -295,24 +264,25 @@ def _rows_of(names: Sequence[str], count: int | None, known: Sequence[str]) -> t
     return match.indices
 
 
-def _with_fresh_head(adapted: _Adapted, count: int) -> _Adapted:
+def _with_fresh_head(adapted: Checkpoint, count: int, steps: list[Step]) -> Checkpoint:
     """Replace the head by a fresh one of `count` classes, or by none."""
     old = adapted.model.spec
     spec = old.replace(num_classes=count)
     tensors = adapted.model.state_dict().items()
     # All tensors but those of the old heads.
     state = {name: tensor for name, tensor in tensors if not is_of_head(name)}
-    text = "left out, so that the model returns features"
+    text = f"the head of {old.num_classes} classes is "
     if count:
         like = next(adapted.model.parameters())
         heads = nn.ModuleDict(fresh_heads(spec))
         state |= heads.to(like.device, like.dtype).state_dict()
-        text = f"replaced by an untrained one of {count}"
-    before = f"the head of {old.num_classes} classes is {text}"
+        text += f"replaced by an untrained one of {count}"
+    else:
+        text += "left out, so that the model returns features"
     if not old.num_classes:
-        before = f"a head of {count} classes is added, untrained"
-    step = Step("lost", before)
-    return adapted.changed(step, model=rebuilt(adapted.model, spec, state), classes=())
+        text = f"a head of {count} classes is added, untrained"
+    steps.append(Step("lost", text))
+    return replace(adapted, model=rebuilt(adapted.model, spec, state), classes=())
 
 
 def _refuse_stem(spec: ViTSpec, change: str) -> None:

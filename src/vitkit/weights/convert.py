@@ -21,7 +21,6 @@ from vitkit.weights.formats.format import OWN_FORMAT, STEP_KINDS, Step
 from vitkit.weights.hints import Hints
 from vitkit.weights.inspection import Inspection, inspect
 from vitkit.weights.load import load_silently, load_with
-from vitkit.weights.recognise_format import FORMATS
 from vitkit.weights.verify import (
     ModelOutputs,
     ReferenceModel,
@@ -138,7 +137,7 @@ def convert(
     stored = write_checkpoint(checkpoint, out, to, allow_lossy, before)
     # A format of one file is read by that file, others by their folder.
     written_path = stored.files[0] if len(stored.files) == 1 else out
-    not_stored, notes = _not_stored(written_path, stored.spec, checkpoint, to, adapt or {})
+    not_stored, notes = _not_stored(written_path, stored.spec, checkpoint, to)
     steps = [*map(Step.from_line, texts(checkpoint.metadata, "adapted")[earlier:]), *stored.steps]
     notes = [*texts(checkpoint.metadata, "notes"), *checkpoint.warnings, *notes]
     source, image = checkpoint.format, fixed_image(checkpoint.model.spec)
@@ -187,7 +186,7 @@ def _run_written(
 
 
 def _not_stored(
-    path: Path, spec: ViTSpec, checkpoint: Checkpoint, to: str, adapt: Mapping[str, Any]
+    path: Path, spec: ViTSpec, checkpoint: Checkpoint, to: str
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the spec fields that a written file cannot contain, and a line on each loss.
 
@@ -196,42 +195,16 @@ def _not_stored(
         spec: spec of the model in it.
         checkpoint: as it was before writing.
         to: the format.
-        adapt: the changes that were asked for.
     """
     if to == OWN_FORMAT:
         return {}, []
     inspection, not_stored = _inspect_written(path, spec)
     for name, certainty in inspection.sure.items():
-        if certainty == "usual" and name not in ("preprocess", "classes"):
-            value = getattr(spec, name)
-            if getattr(inspection.spec, name) != value:
-                not_stored[name] = value
-    notes = _notes_on_losses(inspection, not_stored, checkpoint)
-    resampling = FORMATS[to].resampling(spec)
-    if resampling not in (None, spec.position_resampling) and spec.positions == "learned":
-        mend = ""
-        if "image_size" not in adapt:
-            mend = (
-                "; to resample them before writing, pass --adapt.image-size "
-                "(adapt={'image_size': ...})"
-            )
-        notes.append(
-            f"{to} resamples positions by {resampling} for another image size, and this model by "
-            f"{spec.position_resampling}, so results differ there{mend}"
-        )
-    return not_stored, notes
-
-
-def _notes_on_losses(
-    inspection: Inspection,
-    not_stored: Mapping[str, Any],
-    checkpoint: Checkpoint,
-) -> list[str]:
-    """Return a line on each value that the written file does not contain."""
+        is_guess = certainty == "usual" and name not in ("preprocess", "classes")
+        if is_guess and getattr(inspection.spec, name) != getattr(spec, name):
+            not_stored[name] = getattr(spec, name)
+    lost: list[str] = []
     # Preprocessing that a reader of the files would get differently.
-    notes: list[str] = []
-    for name, value in not_stored.items():
-        notes.append(f"the file cannot store {name} = {value!r}: pass it when loading")
     if not _same_pixels(inspection.preprocess, checkpoint.preprocess):
         read_again = inspection.preprocess.to_json()
         differing = [
@@ -239,14 +212,13 @@ def _notes_on_losses(
             for name, value in checkpoint.preprocess.to_json().items()
             if value != read_again[name]
         ]
-        notes.append(
-            f"the file cannot store this part of the preprocessing: {', '.join(differing)}"
-        )
+        lost.append(f"this part of the preprocessing: {', '.join(differing)}")
     if checkpoint.temperature != 1.0:
-        notes.append(f"the file cannot store the temperature {checkpoint.temperature:.4g}")
+        lost.append(f"the temperature {checkpoint.temperature:.4g}")
     if checkpoint.classes and not inspection.classes:
-        notes.append(f"the file cannot store the {len(checkpoint.classes)} class names")
-    return notes
+        lost.append(f"the {len(checkpoint.classes)} class names")
+    fields = [f"{name} = {value!r}: pass it when loading" for name, value in not_stored.items()]
+    return not_stored, [f"the file cannot store {part}" for part in (*fields, *lost)]
 
 
 def _inspect_written(path: Path, spec: ViTSpec) -> tuple[Inspection, dict[str, Any]]:

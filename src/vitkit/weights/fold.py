@@ -14,8 +14,7 @@ from torch import Tensor
 
 from vitkit.models.positions import sincos_1d, sincos_2d
 from vitkit.spec import ViTSpec
-from vitkit.weights.formats.format import State, Step
-from vitkit.weights.formats.unwrapping import double_class_head
+from vitkit.weights.formats.format import State, Step, double_class_head
 
 Change: TypeAlias = tuple[State, Step] | None
 """The new tensors and the step, or None where this value cannot be reached."""

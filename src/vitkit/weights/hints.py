@@ -14,8 +14,7 @@ from typing import Any
 from vitkit.errors import CheckpointError, SpecError
 from vitkit.models.presets import preset
 from vitkit.spec import ViTSpec
-from vitkit.weights.formats.format import Format
-from vitkit.weights.formats.infer_spec import Inferred
+from vitkit.weights.formats.format import Format, Inferred
 from vitkit.weights.tensor_file import Header
 
 GUESSED_FIELDS = (

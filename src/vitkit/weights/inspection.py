@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -17,16 +16,19 @@ from vitkit.weights.catalogue import ASSUMED, CatalogueEntry, assumed_names, nam
 from vitkit.weights.checkpoint import tensor_shapes
 from vitkit.weights.download_weights import locate
 from vitkit.weights.files import open_source
-from vitkit.weights.formats.format import OWN_FORMAT, Description, read_description
-from vitkit.weights.formats.infer_spec import Inferred, Sure
-from vitkit.weights.formats.key_table import PARTIAL_HINT, match_keys
+from vitkit.weights.formats.format import (
+    OWN_FORMAT,
+    Description,
+    Inferred,
+    Sure,
+    read_description,
+)
+from vitkit.weights.formats.key_table import PARTIAL_HINT, few, match_keys
 from vitkit.weights.formats.vitkit import check_description
 from vitkit.weights.hints import Hints
 from vitkit.weights.recognise_format import recognise, refuse_other_model
 from vitkit.weights.tensor_file import Header, Source
 
-WIDTH = 100
-"""Characters of a line where no terminal tells its width."""
 SHOWN_APART = ("spec", "preprocess", "classes", "sha256", "format_version")
 """Entries of a vitkit file's description that are not repeated in `Inspection.metadata`."""
 UNSET: tuple[Any, ...] = (None, "", [], {})
@@ -80,14 +82,6 @@ class Inspection:
         return values
 
     def __str__(self) -> str:
-        return self.text()
-
-    def text(self, width: int = WIDTH) -> str:
-        """Return the text that `print` shows.
-
-        Args:
-            width: characters of a line, to which long lists are wrapped; not the other lines.
-        """
         dtypes = ", ".join(self.dtypes)
         lines = [f"{self.path}: {self.format}, {self.parameters:,} parameters in {dtypes}"]
         # Fields that no format infers are shown only where they differ from the default.
@@ -99,23 +93,27 @@ class Inspection:
         preprocess = self.preprocess.to_json()
         text = ", ".join(f"{name} {value}" for name, value in preprocess.items())
         lines.append(f"  preprocess: {text} ({self.sure.get('preprocess', 'usual')})")
-        lines += self._class_lines(width)
+        classes = "classes: none"
+        if self.classes:
+            count, how = len(self.classes), self.sure.get("classes", "stored")
+            classes = f"classes ({count}, {how}): {_listed(self.classes, 10)}"
+        lines.append(f"  {classes}")
         for name, value in self.metadata.items():
-            lines += _paragraph(name, _pairs(value), width)
+            lines.append(f"  {name}: {_listed(_pairs(value))}")
         for name in ("unknown", "missing", "left_out"):
-            lines += _paragraph(f"tensors {name.replace('_', ' ')}", getattr(self, name), width)
+            if getattr(self, name):
+                title = f"tensors {name.replace('_', ' ')}"
+                lines.append(f"  {title}: {_listed(getattr(self, name))}")
         if self.unknown or self.missing:
             lines.append(f"  vitkit.load refuses this file; {PARTIAL_HINT}")
-        # Warnings may quote names of tensors, which hold any text: a terminal must not obey it.
-        lines += [f"  warning: {escape(line)}" for line in self.warnings]
-        return "\n".join(lines)
+        lines += [f"  warning: {line}" for line in self.warnings]
+        # Names of tensors and classes hold any text: a terminal must not obey it.
+        return "\n".join(map(escape, lines))
 
-    def _class_lines(self, width: int) -> list[str]:
-        if not self.classes:
-            return ["  classes: none"]
-        certainty = self.sure.get("classes", "stored")
-        title = f"classes ({len(self.classes)}, {certainty})"
-        return _paragraph(title, self.classes, width, most=10)
+
+def _listed(parts: Sequence[str], most: int = 200) -> str:
+    """Return the first parts of a list as text, each cut off where it is very long."""
+    return few([part[:120] for part in parts], most)
 
 
 def _pairs(value: Any, name: str = "") -> list[str]:
@@ -134,22 +132,6 @@ def _pairs(value: Any, name: str = "") -> list[str]:
     else:
         text = json.dumps(value, ensure_ascii=False)
     return [f"{name} {text}".strip()]
-
-
-def _paragraph(title: str, parts: Sequence[str], width: int, most: int = 200) -> list[str]:
-    """Return lines of at most `width` characters, or none where there are no parts."""
-    if not parts:
-        return []
-    shown = [escape(part[:120]) for part in parts[:most]]
-    if len(parts) > most:
-        shown.append(f"... and {len(parts) - most} more")
-    return textwrap.wrap(
-        f"{escape(title[:120])}: {', '.join(shown)}",
-        width,
-        break_on_hyphens=False,
-        initial_indent="  ",
-        subsequent_indent="    ",
-    )
 
 
 def inspect(
@@ -214,10 +196,9 @@ def _inspect_foreign(
     header = source.header
     refuse_other_model(path, hints, inferred.spec)
     try:
-        spec = inferred.spec
         # By names alone: `load` also compares shapes and numbers.
-        names = tensor_shapes(spec).keys()
-        match = match_keys(form.table(spec), header, names, spec.depth)
+        spec = inferred.spec
+        match = match_keys(form.table(spec), spec, tensor_shapes(spec).keys(), header)
     except CheckpointError as error:
         raise CheckpointError(f"{header.path}: as {form.name}: {error}") from None
     notes = (*header.notes, *match.ignored, *inferred.warnings)

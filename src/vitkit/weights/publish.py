@@ -24,9 +24,8 @@ from vitkit.weights.catalogue import with_assumption
 from vitkit.weights.checkpoint import Checkpoint, Hub, texts
 from vitkit.weights.download_weights import hub_errors
 from vitkit.weights.formats.format import OWN_FORMAT, Step
-from vitkit.weights.formats.saved_model import as_saved, unwrapped
 from vitkit.weights.formats.timm_config import timm_architecture
-from vitkit.weights.formats.vitkit import class_names
+from vitkit.weights.formats.vitkit import as_saved, class_names, unwrapped
 from vitkit.weights.write import (
     FILE_ENDINGS,
     prepare_files,

@@ -11,23 +11,21 @@ from vitkit.errors import CheckpointError, SpecError
 from vitkit.models.presets import preset
 from vitkit.spec import ViTSpec
 from vitkit.weights.catalogue import CatalogueEntry
-from vitkit.weights.formats.deit import DEIT
 from vitkit.weights.formats.dinov2 import DINOV2
+from vitkit.weights.formats.first_paper import JEONSWORLD, TORCHVISION
 from vitkit.weights.formats.format import (
     FOREIGN_METADATA_KEY,
     OWN_FORMAT,
     Description,
     Format,
+    Inferred,
     read_description,
 )
 from vitkit.weights.formats.google import GOOGLE
 from vitkit.weights.formats.huggingface import HUGGINGFACE
-from vitkit.weights.formats.infer_spec import Inferred
-from vitkit.weights.formats.jeonsworld import JEONSWORLD
 from vitkit.weights.formats.key_table import check_size
 from vitkit.weights.formats.lucidrains import LUCIDRAINS
-from vitkit.weights.formats.timm import TIMM
-from vitkit.weights.formats.torchvision import TORCHVISION
+from vitkit.weights.formats.timm import DEIT, TIMM
 from vitkit.weights.formats.unwrapping import find_model, unknown_format
 from vitkit.weights.hints import Hints, infer_with_hints, with_guess_warning
 from vitkit.weights.tensor_file import Source

@@ -33,8 +33,6 @@ from vitkit.weights.formats.format import (
     BuiltModel,
     Capabilities,
     Fitted,
-    ReferenceLibrary,
-    State,
     Step,
 )
 from vitkit.weights.recognise_format import FORMATS
@@ -83,35 +81,28 @@ def _fit_to_class(
     current = dict(state)
     steps: list[Step] = []
     obstacles: list[str] = []
-    for field, allowed in capabilities.items():
+    for field, wanted in capabilities.items():
+        allowed = wanted if isinstance(wanted, tuple) else (wanted,)
         value = getattr(spec, field)
         # The spec changes on the way, so each field is compared as earlier changes left it.
         if any(_same(field, value, other) for other in allowed) or not _matters(spec, field):
             continue
-        change = _first_change(field, allowed, spec, current)
-        if change is None:
+        for new_value in allowed:
+            change = change_field(field, new_value, spec, current)
+            if change is not None:
+                break
+        else:
             obstacles.append(
                 f"it cannot hold {field} = {value!r}, only {' or '.join(map(repr, allowed))}"
             )
             continue
-        new_value, current, step = change
+        current, step = change
         steps.append(step)
         changes = {field: new_value}
         if field == "distillation_token" and not new_value:
             changes["distilled_readout"] = "mean"  # the only value without the token
         spec = spec.replace(**changes)
     return Fitted(spec, current, steps), obstacles
-
-
-def _first_change(
-    field: str, allowed: tuple[Any, ...], spec: ViTSpec, state: State
-) -> tuple[Any, State, Step] | None:
-    """Return the first allowed value that can be reached, with the tensors and the step."""
-    for value in allowed:
-        change = change_field(field, value, spec, state)
-        if change is not None:
-            return value, *change
-    return None
 
 
 def _same(field: str, left: Any, right: Any) -> bool:
@@ -209,17 +200,25 @@ def reference_model(target: str, path: Path, spec: ViTSpec) -> ReferenceModel | 
     reference = FORMATS[target].reference if target in FORMATS else None
     if reference is None:
         return f"no package that can be installed reads the format {target}"
+    name, oldest = reference.distribution, ".".join(map(str, reference.oldest))
+    install = f"pip install '{name}>={oldest}'"
     # From cheap checks to expensive ones: installed, importable, new enough, loads the file.
     with _quiet():
         try:
-            version = importlib.metadata.version(reference.distribution)
+            version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            needed = _requirement(reference)
-            return f"{reference.distribution} is not installed; pip install '{needed}'"
-        library = f"{reference.distribution} {version}"
-        problem = _import_problem(library, reference, version)
-        if problem:
-            return problem
+            return f"{name} is not installed; {install}"
+        library = f"{name} {version}"
+        try:
+            for module in reference.modules:
+                importlib.import_module(module)
+        except IMPORT_ERRORS as error:
+            reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
+            return f"{library} cannot be imported ({reason}); {install}"
+        # "1.9.4rc1" -> [1, 9, 4, 1]; only as many numbers count as `oldest` has.
+        numbers = list(map(int, re.findall(r"\d+", version)))
+        if numbers[: len(reference.oldest)] < [*reference.oldest]:
+            return f"{library} is older than the version vitkit is tested with; {install}"
         try:
             built = reference.build(path, spec)
         except LOAD_ERRORS as error:
@@ -233,29 +232,6 @@ def reference_model(target: str, path: Path, spec: ViTSpec) -> ReferenceModel | 
     return ReferenceModel(library, built._replace(model=built.model.eval().float()))
 
 
-def _requirement(reference: ReferenceLibrary) -> str:
-    return f"{reference.distribution}>={'.'.join(map(str, reference.oldest))}"
-
-
-def _import_problem(library: str, reference: ReferenceLibrary, version: str) -> str:
-    """Return why an installed library cannot be used, or an empty text."""
-    try:
-        for module in reference.modules:
-            importlib.import_module(module)
-    except IMPORT_ERRORS as error:
-        reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
-        return (
-            f"{library} cannot be imported ({reason}); repair its installation until python -c "
-            f"'import {reference.modules[-1]}' works"
-        )
-    # "1.9.4rc1" -> [1, 9, 4, 1]; only as many numbers count as `oldest` has.
-    numbers = list(map(int, re.findall(r"\d+", version)))
-    if numbers[: len(reference.oldest)] < [*reference.oldest]:
-        needed = _requirement(reference)
-        return f"{library} is older than the version vitkit is tested with; pip install '{needed}'"
-    return ""
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Suppress the logs, warnings and progress bars of libraries."""
@@ -263,9 +239,9 @@ def _quiet() -> Iterator[None]:
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()) as sink:
             warnings.simplefilter("ignore")
-            with redirect_stderr(io.StringIO()):
+            with redirect_stderr(sink):
                 yield
     finally:
         logging.disable(level)

@@ -32,26 +32,13 @@ from vitkit.weights.formats.format import (
     refuse_contradictions,
 )
 from vitkit.weights.formats.key_table import write_tensors
-from vitkit.weights.formats.saved_model import as_saved, present_state
-from vitkit.weights.formats.vitkit import own_file_writer
+from vitkit.weights.formats.vitkit import as_saved, own_file_writer, present_state
 from vitkit.weights.pickles import PICKLE_ENDINGS
 from vitkit.weights.recognise_format import FORMATS
 from vitkit.weights.verify import fit_to_format
 
 FILE_ENDINGS = (".safetensors", ".npz", *PICKLE_ENDINGS)
 """Endings of output paths that are files, not folders."""
-
-
-class _PreparedFiles(NamedTuple):
-    """Files that are ready to be written.
-
-    Attributes:
-        writers: file name -> writer.
-        fitted: the model that they hold.
-    """
-
-    writers: dict[str, FileWriter]
-    fitted: Fitted
 
 
 class WrittenCheckpoint(NamedTuple):
@@ -101,8 +88,10 @@ def write_checkpoint(
     return WrittenCheckpoint(_write_files(out, writers, to), spec, tuple(steps), unchanged)
 
 
-def prepare_files(checkpoint: Checkpoint, to: str, allow_lossy: bool) -> _PreparedFiles:
-    """Return the files of the target, the model in them, and the steps of the conversion.
+def prepare_files(
+    checkpoint: Checkpoint, to: str, allow_lossy: bool
+) -> tuple[dict[str, FileWriter], Fitted]:
+    """Return the files of the target, name -> writer, and the model in them.
 
     Raises:
         CheckpointError: as for `write_checkpoint`; nothing is written.
@@ -119,7 +108,7 @@ def prepare_files(checkpoint: Checkpoint, to: str, allow_lossy: bool) -> _Prepar
             dtype,
             path=path,
         )
-        return _PreparedFiles({WEIGHTS_FILE: writer}, Fitted(spec, before, []))
+        return {WEIGHTS_FILE: writer}, Fitted(spec, before, [])
     # A file that `load` would refuse is not written; the writer of our own format checks the same.
     refuse_contradictions(path, spec, checkpoint.preprocess, checkpoint.classes)
     form = FORMATS[to]
@@ -140,7 +129,7 @@ def prepare_files(checkpoint: Checkpoint, to: str, allow_lossy: bool) -> _Prepar
         # other formats cannot mark names as assumed: who reads the file would take them as stated
         classes = () if checkpoint.classes_assumed else checkpoint.classes
         bundle = Bundle(fitted.spec, tensors, checkpoint.preprocess, classes)
-        return _PreparedFiles(form.write(bundle), fitted)
+        return form.write(bundle), fitted
 
 
 @contextmanager
@@ -187,34 +176,20 @@ def _refuse_company(folder: Path, names: set[str], to: str) -> None:
     """
     if not folder.is_dir() or any((folder / name).exists() for name in names):
         return  # a file that exists is reported by `write_new`
-    existing = {file.name for file in folder.iterdir()}
-    if not names.isdisjoint(WEIGHTS_FILES):
-        _refuse_other_weights(folder, existing)
     documents = set(DOCUMENT_FILES.values())
-    endings = (*FILE_ENDINGS, ".safetensors.index.json")
-    weights = sorted(name for name in existing if name.endswith(endings))
-    if names & documents and weights:
-        raise OutputError(
-            f"{folder / weights[0]} would be read with the new {min(names & documents)}; choose "
-            "another folder"
-        )
-    if to != OWN_FORMAT and existing & documents and not names & documents:
-        raise OutputError(
-            f"{', '.join(sorted(names))} would be read with "
-            f"{folder / min(existing & documents)}, which belongs to another model; choose another "
-            "folder"
-        )
-
-
-def _refuse_other_weights(folder: Path, existing: set[str]) -> None:
-    if "config.yaml" in existing and existing & {"state", "weights"}:
-        raise OutputError(f"{folder} is the folder of a run; choose another folder")
-    for name in WEIGHTS_FILES:
-        if (folder / name).is_file():
-            raise OutputError(
-                f"{folder} has {name}, which would be loaded instead of the new file; choose "
-                "another folder"
-            )
+    company: set[str] = set()
+    if not names.isdisjoint(WEIGHTS_FILES):
+        company |= {name for name in (*WEIGHTS_FILES, "config.yaml") if (folder / name).is_file()}
+    if names & documents:
+        weights = (*FILE_ENDINGS, ".safetensors.index.json")
+        company |= {file.name for file in folder.iterdir() if file.name.endswith(weights)}
+    elif to != OWN_FORMAT:
+        company |= {name for name in documents if (folder / name).exists()}
+    if company:
+        kind = f"has {min(company)}, which would be read with the new {min(names)} or instead"
+        if "config.yaml" in company:
+            kind = "is the folder of a run"
+        raise OutputError(f"{folder} {kind}; choose another folder")
 
 
 # A model for another patch or image size: FlexiViT's kernels and resampled positions.

@@ -13,8 +13,8 @@ from weights.hostile.watch import Case
 from weights.round_trips import noisy
 
 import vitkit
+from vitkit.weights.formats.first_paper import TORCHVISION
 from vitkit.weights.formats.key_table import write_tensors
-from vitkit.weights.formats.torchvision import TORCHVISION
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "num_heads": 1,
          "mlp_width": 96, "num_classes": 7}  # fmt: skip

@@ -11,7 +11,7 @@ gets rows of zeros for them: the file can be written again with the same bits.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,20 +21,31 @@ from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter
 from vitkit.spec import ViTSpec
 from vitkit.weights.formats.format import (
+    COMMON,
     FIXED_BY_CODE,
+    IMAGENET_MEAN,
     WEIGHTS_FILE,
     Bundle,
-    Capabilities,
     Format,
+    Inferred,
     bundle_writer,
+    depth_of,
+    finish,
+    fold_register_positions,
+    stem_fields,
     with_prefix,
 )
-from vitkit.weights.formats.infer_spec import IMAGENET_MEAN, Inferred, depth_of, finish, image_size
-from vitkit.weights.formats.key_table import KeyTransform, Row, Table, TensorParts, row
-from vitkit.weights.formats.unwrapping import fold_register_positions
+from vitkit.weights.formats.key_table import (
+    AS_IS,
+    BLOCK,
+    KeyTransform,
+    Table,
+    TensorParts,
+    row,
+    token_rows,
+)
 from vitkit.weights.tensor_file import Header, Shapes, Source
 
-_BLOCK = "blocks.{i}."
 _PERIODS = "rope_embed.periods"
 _DINOV2_PREPROCESS = IMAGENET_MEAN.replace(interpolation="bicubic", crop_ratio=0.875)
 _DINOV3_PREPROCESS = IMAGENET_MEAN.replace(interpolation="bilinear", fit="squash", crop_ratio=1.0)
@@ -79,27 +90,20 @@ def _prepare(source: Source) -> Source:
     """
     clash = "a block occurs twice, with and without the number of a chunk"
     source = source.renamed_by(_plain, clash=clash)
-    return source.with_note(_ROUNDED) if _has_rounded_periods(source) else source
-
-
-def _has_rounded_periods(source: Source) -> bool:
-    """Return True if the periods of DINOv3 are the usual ones, rounded to bfloat16."""
     if len(source.header.shapes.get(_PERIODS, ())) != 1:
-        return False
-    periods = source[_PERIODS].double()
+        return source
     # DINOv3's angles: 100^(i / n) for the n periods of a head.
+    periods = source[_PERIODS].double()
     usual = 100.0 ** (torch.arange(len(periods), dtype=torch.float64) / len(periods))
-    near = torch.allclose(periods, usual, rtol=1e-5, atol=0)
-    return not near and torch.equal(periods, periods.bfloat16().double())
+    is_exact = torch.allclose(periods, usual, rtol=1e-5, atol=0)
+    return source if is_exact else source.with_note(_ROUNDED)
 
 
 def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     """Infer everything from shapes, except epsilon, activation and (DINOv2) number of heads."""
     shapes = header.shapes
     is_dinov3 = _PERIODS in shapes
-    width, channels, *patch = shapes["patch_embed.proj.weight"]  # (D, C, P, P)
-    registers_name = "storage_tokens" if is_dinov3 else "register_tokens"
-    registers = shapes.get(registers_name, (1, 0, width))[1]  # (1, R, D)
+    width = shapes["cls_token"][-1]
     # A classifier reads the class token beside the mean of the patches: (K, 2 D).
     num_classes, head_inputs = shapes.get("linear_head.weight", (0, 2 * width))
     if head_inputs != 2 * width:
@@ -107,36 +111,30 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
             f"linear_head reads {head_inputs} features, from several layers; use the one-layer "
             f"classifier, which reads {2 * width}"
         )
-    fields = {
-        "patch_size": tuple(patch),
-        "in_channels": channels,
-        "width": width,
+    registers_name = "storage_tokens" if is_dinov3 else "register_tokens"
+    fields: dict[str, Any] = {
         "depth": depth_of(shapes, r"blocks\.(\d+)\."),
         **_mlp_fields(shapes),
-        "num_registers": registers,
+        "num_registers": shapes.get(registers_name, (1, 0))[1],  # (1, R, D)
         "num_classes": num_classes,
-        "pooling": _pooling(reads_mean=num_classes > 0),
+        "pooling": "cls_mean" if num_classes else "cls",
         "layer_scale": 1e-5 if "blocks.0.ls1.gamma" in shapes else None,
+        "qkv_bias": "blocks.0.attn.qkv.bias" in shapes,
     }
-    usual = [
-        "layer_scale",
-        "norm_eps",
-        "activation",
-        "preprocess",
-        "position_resampling",
-        "image_size",
-    ]
+    usual = ["layer_scale", *FIXED_BY_CODE, "preprocess", "image_size"]
     if is_dinov3:
-        fields |= _dinov3_fields(shapes, width)
+        fields |= _dinov3_fields(shapes)
         warnings = (_SATELLITE,) if width in (1024, 4096) else ()
         return finish(fields, overrides, _DINOV3_PREPROCESS, usual=usual, warnings=warnings)
-    fields |= _dinov2_fields(shapes, width, registers, overrides)
+    fields |= stem_fields(
+        shapes, "patch_embed.proj.weight", "pos_embed", overrides.get("image_size")
+    )
+    # All published heads are 64 wide.
+    fields["num_heads"] = max(1, width // 64)
+    fields["position_resampling"] = (
+        "bicubic_antialias" if fields["num_registers"] else "bicubic_offset"
+    )
     return finish(fields, overrides, _DINOV2_PREPROCESS, usual=[*usual, "num_heads"])
-
-
-def _pooling(reads_mean: bool) -> str:
-    """Return the pooling of a classifier, which reads the mean besides, or of a backbone."""
-    return "cls_mean" if reads_mean else "cls"
 
 
 def _mlp_fields(shapes: Shapes) -> dict[str, Any]:
@@ -150,112 +148,47 @@ def _mlp_fields(shapes: Shapes) -> dict[str, Any]:
     return {"mlp_width": shapes["blocks.0.mlp.fc1.weight"][0]}
 
 
-def _dinov2_fields(
-    shapes: Shapes, width: int, registers: int, overrides: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the fields of DINOv2: a learned table; all published heads are 64 wide."""
-    patch = shapes["patch_embed.proj.weight"][2:]
-    rows = shapes["pos_embed"][1]  # (1, 1 + N, D)
-    return {
-        "image_size": image_size(rows, 1, (patch[0], patch[1]), overrides.get("image_size")),
-        "num_heads": max(1, width // 64),
-        "qkv_bias": "blocks.0.attn.qkv.bias" in shapes,
-        "position_resampling": _resampling_with(registers),
-    }
-
-
-def _dinov3_fields(shapes: Shapes, width: int) -> dict[str, Any]:
+def _dinov3_fields(shapes: Shapes) -> dict[str, Any]:
     """Return the fields of DINOv3: one period for every four numbers of a head."""
-    patch = shapes["patch_embed.proj.weight"][2:]
-    qkv_bias: bool | str = "blocks.0.attn.qkv.bias" in shapes
-    if "blocks.0.attn.qkv.bias_mask" in shapes:
-        qkv_bias = "no_key"
-    return {
+    width, channels, *patch = shapes["patch_embed.proj.weight"]  # (D, C, P, P)
+    fields = {
         # Without a table nothing shows the size: the one of most published models.
         "image_size": tuple(224 // side * side for side in patch),
+        "patch_size": tuple(patch),
+        "in_channels": channels,
+        "width": width,
         "num_heads": width // (4 * shapes[_PERIODS][0]),
         "positions": "rope",
         "norm_eps": 1e-5,
-        "qkv_bias": qkv_bias,
     }
-
-
-def _same(names: Iterable[str]) -> list[Row]:
-    """Return rows of names that are the same on both sides."""
-    return [row(name, name) for name in names]
+    if "blocks.0.attn.qkv.bias_mask" in shapes:
+        fields["qkv_bias"] = "no_key"
+    return fields
 
 
 _MLP_LAYERS = {
-    "plain": (("fc1", "fc1"), ("fc2", "fc2")),
-    "swiglu_packed": (("w12", "fc1"), ("w3", "fc2")),
-    "swiglu_split": (("w1", "fc1_g"), ("w2", "fc1_x"), ("w3", "fc2")),
+    "plain": {"fc1": "fc1", "fc2": "fc2"},
+    "swiglu_packed": {"w12": "fc1", "w3": "fc2"},
+    "swiglu_split": {"w1": "fc1_g", "w2": "fc1_x", "w3": "fc2"},
 }
-"""Kind of MLP -> (their name, ours) of each layer."""
+"""Kind of MLP -> their name of each layer -> ours."""
 
 
 def _table(spec: ViTSpec) -> Table:
-    """Return a renaming, with transforms for positions and for DINOv3's masked biases."""
-    rows = _rotary_rows() if spec.positions == "rope" else _position_rows(spec)
-    rows += _same(["cls_token", "patch_embed.proj.{p}", "norm.{p}"])
-    rows += _same(f"{_BLOCK}{name}.{{p}}" for name in ("norm1", "attn.qkv", "attn.proj", "norm2"))
-    rows += _same(f"{_BLOCK}{name}.gamma" for name in ("ls1", "ls2"))
-    for theirs, ours in _MLP_LAYERS[spec.mlp]:
-        rows.append(row(f"{_BLOCK}mlp.{theirs}.{{p}}", f"{_BLOCK}mlp.{ours}.{{p}}"))
-    rows.append(row("linear_head.{p}", "head.{p}"))
-    return Table(tuple(rows), _IGNORED)
-
-
-def _position_rows(spec: ViTSpec) -> list[Row]:
-    """Map DINOv2's (1, 1 + N, D) position rows to vitkit's, with and without prefix rows.
-
-    DINOv2 has a row for the class token; vitkit may have none, or rows for registers as well.
-    """
-    registers = row("register_tokens", "reg_token")
-    if not spec.positions_cover_prefix:
-        # Ours has no class row: theirs is added to the token, and written as zeros.
-        names = ["cls_token", "pos_embed"]
-        return [row(names, names, KeyTransform(_class_row_added, _class_row_zero)), registers]
-    if spec.num_registers:
-        # Ours has R rows more: zeros when read, added to the registers when written.
-        rows = KeyTransform(_register_rows_zero, _register_rows_added)
-        return [row(["pos_embed", "register_tokens"], ["pos_embed", "reg_token"], rows)]
-    return _same(["pos_embed"])
-
-
-def _class_row_added(parts: TensorParts, spec: ViTSpec) -> TensorParts:
-    token, positions = parts
-    return token + positions[:, :1], positions[:, 1:]
-
-
-def _class_row_zero(parts: TensorParts, spec: ViTSpec) -> TensorParts:
-    token, positions = parts
-    return token, torch.cat([torch.zeros_like(token), positions], dim=1)
-
-
-def _register_rows_zero(parts: TensorParts, spec: ViTSpec) -> TensorParts:
-    positions, registers = parts
-    rows = [positions[:, :1], torch.zeros_like(registers), positions[:, 1:]]
-    return torch.cat(rows, dim=1), registers
-
-
-def _register_rows_added(parts: TensorParts, spec: ViTSpec) -> TensorParts:
-    positions, registers = parts
-    first, rows, patches = positions.tensor_split([1, 1 + spec.num_registers], dim=1)  # 1, R, N
-    return torch.cat([first, patches], dim=1), registers + rows
-
-
-def _rotary_rows() -> list[Row]:
-    """Return the rows of DINOv3 alone, which can be read and not written."""
-    bias = f"{_BLOCK}attn.qkv."
-    return [
-        row(_PERIODS, (), KeyTransform(_checked_periods, _read_only)),
-        row("storage_tokens", "reg_token", KeyTransform(lambda parts, spec: parts, _read_only)),
-        row(
-            [f"{bias}bias", f"{bias}bias_mask"],
-            [f"{bias}q_bias", f"{bias}v_bias"],
-            KeyTransform(_without_key_bias, _read_only),
-        ),
-    ]
+    """Return a table of our names, but for the MLP, the head, and DINOv3's masked biases."""
+    is_dinov3 = spec.positions == "rope"
+    tokens = {"cls_token": "cls_token", "reg_token": "register_tokens"}
+    rows = [row("linear_head.{p}", "head.{p}")]
+    for theirs, ours in _MLP_LAYERS[spec.mlp].items():
+        rows.append(row(f"{BLOCK}mlp.{theirs}.{{p}}", f"{BLOCK}mlp.{ours}.{{p}}"))
+    if is_dinov3:  # which can be read and not written
+        tokens["reg_token"] = "storage_tokens"
+        bias = f"{BLOCK}attn.qkv."
+        parts, ours_of = ("bias", "bias_mask"), ("q_bias", "v_bias")
+        unmasked = KeyTransform(_without_key_bias, AS_IS.to_theirs)
+        rows.append(row(_PERIODS, (), KeyTransform(_checked_periods, AS_IS.to_theirs)))
+        rows.append(row([bias + x for x in parts], [bias + x for x in ours_of], unmasked))
+    return Table((*token_rows(spec, tokens, "pos_embed"), *rows), _IGNORED, same_names=True)
 
 
 def _checked_periods(parts: TensorParts, spec: ViTSpec) -> TensorParts:
@@ -277,75 +210,40 @@ def _without_key_bias(parts: TensorParts, spec: ViTSpec) -> TensorParts:
     return query, value
 
 
-def _read_only(parts: TensorParts, spec: ViTSpec) -> TensorParts:
-    raise CheckpointError(
-        "DINOv3's own layout can be read but not written; convert to another format"
-    )
-
-
 def _write(bundle: Bundle) -> dict[str, FileWriter]:
     """Return one file with the names of the hub's backbone or one-layer classifier."""
-    spec = bundle.spec
-    if spec.positions == "rope":  # DINOv3
-        _read_only((), spec)
-    if spec.mlp == "plain" and spec.activation != "gelu":
-        raise CheckpointError(f"activation {spec.activation!r} cannot be stored with a plain MLP")
-    reads_mean = spec.num_classes > 0
-    if spec.pooling != _pooling(reads_mean):
-        raise CheckpointError(
-            "its classifiers read class token and mean side by side (pooling 'cls_mean'), and "
-            "models without a head return the class token (num_classes=0)"
-        )
+    if bundle.spec.pooling == "cls_mean" and not bundle.spec.num_classes:
+        raise CheckpointError("its models without a head return the class token (pooling 'cls')")
     # Their strict loading needs the token, which only masked training uses.
-    tensors = {**bundle.tensors, "mask_token": torch.zeros(1, spec.width)}
-    if spec.num_classes:
+    tensors = {**bundle.tensors, "mask_token": torch.zeros(1, bundle.spec.width)}
+    if bundle.spec.num_classes:
         tensors = with_prefix(tensors, "backbone.", but="linear_head")
     return {WEIGHTS_FILE: bundle_writer(replace(bundle, tensors=tensors))}
 
 
-def _resampling(spec: ViTSpec) -> str:
-    """Return the resampling that its backbones do when they run."""
-    return _resampling_with(spec.num_registers)
-
-
-def _resampling_with(registers: int) -> str:
-    return "bicubic_antialias" if registers else "bicubic_offset"
-
-
 _SHARED: dict[str, Any] = {
-    "stem": ("convolution", "linear"),
-    "patch_bias": (True,),
-    "class_token": (True,),
-    "distillation_token": (False,),
-    "positions": ("learned",),
-    "positions_cover_prefix": (True,),
-    "embedding_norm": (False,),
-    "block": ("pre_norm",),
-    "norm": ("layer",),
-    "norm_eps": (1e-6,),
-    "activation": ("gelu", "silu"),
-    "mlp": ("plain", "swiglu_packed"),
+    **COMMON,
+    "distillation_token": False,
+    "norm_eps": 1e-6,
     "qkv_bias": (True, False),
-    "qk_norm": (False,),
-    "final_norm": (True,),
-    "norm_before_pool": (True,),
-    "representation_width": (None,),
-    "head_width": (None,),
+    "representation_width": None,
 }
-_CAPABILITIES: tuple[Capabilities, ...] = (
-    {**_SHARED, "num_classes": (0,), "pooling": ("cls",)},
-    {**_SHARED, "pooling": ("cls_mean",)},
-)
-"""Backbones, and classifiers."""
+_PLAIN = {"activation": "gelu", "mlp": "plain"}
+_PACKED = {"activation": "silu", "mlp": "swiglu_packed"}
 DINOV2 = Format(
     name="dinov2",
     detect=_detect,
-    prepare=_prepare,
     infer=_infer,
+    prepare=_prepare,
     table=_table,
-    capabilities=_CAPABILITIES,
+    # Backbones, and classifiers.
+    capabilities=(
+        {**_SHARED, **_PLAIN, "num_classes": 0, "pooling": "cls"},
+        {**_SHARED, **_PLAIN, "pooling": "cls_mean"},
+        {**_SHARED, **_PACKED, "num_classes": 0, "pooling": "cls"},
+        {**_SHARED, **_PACKED, "pooling": "cls_mean"},
+    ),
     write=_write,
     fixed=FIXED_BY_CODE,
     settle=fold_register_positions,
-    resampling=_resampling,
 )

@@ -1,28 +1,32 @@
-"""`Format`: a checkpoint format, the data that pass through it, and their description.
+"""`Format`: a checkpoint format, and what formats share: inference, folds, the description.
 
 A format recognises its files (`detect`), infers the model's spec from one (`infer`), and maps the
-names of its tensors to ours and back (`table`). `FORMATS` in `registry` has all of them.
+names of its tensors to ours and back (`table`). `FORMATS` in `recognise_format` has all of them.
 """
 
 from __future__ import annotations
 
+import fnmatch
+import itertools
 import json
+import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
+import torch
 from torch import Tensor, nn
 
 from vitkit.errors import CheckpointError, SpecError
 from vitkit.io.atomic import FileWriter
 from vitkit.io.results import parse_json
 from vitkit.messages import plural
-from vitkit.spec import Preprocess, ViTSpec
+from vitkit.spec import STAGE_STRIDES, Preprocess, ViTSpec
 from vitkit.weights.array_files import safetensors_writer
-from vitkit.weights.formats.infer_spec import Inferred
 from vitkit.weights.formats.key_table import Table
-from vitkit.weights.tensor_file import Header, Source
+from vitkit.weights.tensor_file import Header, Shapes, Source
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,8 @@ class Bundle:
 
 State: TypeAlias = dict[str, Tensor]
 """Tensors by our names."""
-Capabilities: TypeAlias = Mapping[str, tuple[Any, ...]]
-"""Spec field -> the values that a class of models can have, the preferred one first."""
+Capabilities: TypeAlias = Mapping[str, Any]
+"""Spec field -> the value that a class of models has, or a tuple of some, preferred first."""
 StepKind = Literal["folded", "approximated", "lost"]
 # The order counts: `Fitted.cost` compares by it.
 STEP_KINDS: tuple[StepKind, ...] = get_args(StepKind)
@@ -95,12 +99,36 @@ class Fitted(NamedTuple):
         return worst, len(self.steps)
 
 
-# In most libraries a block returns its tokens, and a model its logits.
+Sure = Literal["stored", "shapes", "usual"]
+"""How a value is known: the file says it; shapes force it; files of this format usually have it."""
+
+
+@dataclass(frozen=True)
+class Inferred:
+    """A model's description, inferred from a file of some format.
+
+    Attributes:
+        spec: the architecture.
+        preprocess: how images are resized and normalised.
+        classes: the K class names in the order of the logits; empty where the file has none.
+        sure: spec field, or `preprocess`, -> how it is known.
+        warnings: one line each.
+        left_out: names of tensors of the file that are not of this model.
+    """
+
+    spec: ViTSpec
+    preprocess: Preprocess
+    classes: tuple[str, ...] = ()
+    sure: Mapping[str, Sure] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
 def _block_output(inputs: Any, output: Any) -> Any:
-    return output
-
-
-def _as_logits(output: Any) -> Any:
     return output
 
 
@@ -117,7 +145,7 @@ class BuiltModel(NamedTuple):
     model: nn.Module
     blocks: Iterable[nn.Module]
     tokens: Callable[[Any, Any], Any] = _block_output
-    logits: Callable[[Any], Any] = _as_logits
+    logits: Callable[[Any], Any] = _unchanged
 
 
 class ReferenceLibrary(NamedTuple):
@@ -137,20 +165,9 @@ class ReferenceLibrary(NamedTuple):
     build: Callable[[Path, ViTSpec], BuiltModel | None]
 
 
-Writer = Callable[[Bundle], dict[str, FileWriter]]
-"""Makes the files of a folder: name -> writer; a single one where the format is one file."""
-
-
-def _with_these_names(source: Source) -> Source:
-    return source
-
-
-def _unchanged(fitted: Fitted) -> Fitted:
-    return fitted
-
-
-def _no_resampling(spec: ViTSpec) -> str | None:
-    return None
+def one_file(bundle: Bundle) -> dict[str, FileWriter]:
+    """Return the single file of a format whose files hold tensors alone."""
+    return {WEIGHTS_FILE: bundle_writer(bundle)}
 
 
 @dataclass(frozen=True)
@@ -164,12 +181,10 @@ class Format:
         table: the rows between its names and ours, for a spec.
         capabilities: for each of its classes, spec field -> the values its models can have; a field
             that is not in it may have any.
-        write: makes the files of a folder in this format.
+        write: makes the files of a folder, name -> writer; by default one of tensors alone.
         prepare: renames older or other names of the format to those of its table, if it has any.
         fixed: fields that the code of the format decides, whatever model a file is of.
         settle: exact changes that depend on the numbers, after those that the spec asks for.
-        resampling: how its library resamples learned positions for another image size; `None` where
-            it takes one size only.
         reference: the package that reads the format, or `None`.
     """
 
@@ -178,43 +193,43 @@ class Format:
     infer: Callable[[Header, Mapping[str, Any]], Inferred]
     table: Callable[[ViTSpec], Table]
     capabilities: tuple[Capabilities, ...]
-    write: Writer
-    prepare: Callable[[Source], Source] = _with_these_names
+    write: Callable[[Bundle], dict[str, FileWriter]] = one_file
+    prepare: Callable[[Source], Source] = _unchanged
     fixed: frozenset[str] = frozenset()
     settle: Callable[[Fitted], Fitted] = _unchanged
-    resampling: Callable[[ViTSpec], str | None] = _no_resampling
     reference: ReferenceLibrary | None = None
 
 
 FIXED_BY_CODE = frozenset(("activation", "norm_eps", "position_resampling"))
 """Fields whose values are fixed in code for one kind of model."""
 # Their order is the order of changes: earlier fields are fitted first (`weights/verify.py`).
-FIRST_PAPER: dict[str, tuple[Any, ...]] = {
+COMMON: dict[str, Any] = {
     "stem": ("convolution", "linear"),
-    "patch_bias": (True,),
-    "class_token": (True,),
-    "num_registers": (0,),
-    "positions": ("learned",),
-    "embedding_norm": (False,),
-    "block": ("pre_norm",),
-    "norm": ("layer",),
-    "norm_eps": (1e-6,),
-    "activation": ("gelu",),
-    "mlp": ("plain",),
-    "qkv_bias": (True,),
-    "qk_norm": (False,),
-    "pooling": ("cls",),
-    "final_norm": (True,),
-    "norm_before_pool": (True,),
-    "head_width": (None,),
+    "patch_bias": True,
+    "class_token": True,
+    "positions": "learned",
+    "positions_cover_prefix": True,
+    "embedding_norm": False,
+    "block": "pre_norm",
+    "norm": "layer",
+    "qk_norm": False,
+    "final_norm": True,
+    "norm_before_pool": True,
+    "head_width": None,
 }
-"""Capabilities of PyTorch code for the ViT of the first paper: those that all such code shares."""
-CLASS_TOKEN_ONLY: dict[str, tuple[Any, ...]] = {
-    "distillation_token": (False,),
-    "positions_cover_prefix": (True,),
-    "layer_scale": (None,),
+"""Capabilities of most formats: those of code for the ViT of the first paper, and for DINOv2."""
+FIRST_PAPER: dict[str, Any] = {
+    **COMMON,
+    "num_registers": 0,
+    "norm_eps": 1e-6,
+    "activation": "gelu",
+    "mlp": "plain",
+    "qkv_bias": True,
+    "pooling": "cls",
 }
-"""Capabilities of code with a class token alone, with a position, and without LayerScale."""
+"""Capabilities of PyTorch code for the ViT of the first paper."""
+CLASS_TOKEN_ONLY: dict[str, Any] = {"distillation_token": False, "layer_scale": None}
+"""Capabilities of code with a class token alone, and without LayerScale."""
 WEIGHTS_FILE = "model.safetensors"
 
 
@@ -229,11 +244,6 @@ def bundle_writer(bundle: Bundle, metadata: Mapping[str, str] | None = None) -> 
     description = model_description(bundle.spec, bundle.preprocess, bundle.classes)
     header = {FOREIGN_METADATA_KEY: json.dumps(description), **(metadata or {})}
     return safetensors_writer(bundle.tensors, header)
-
-
-def one_file(bundle: Bundle) -> dict[str, FileWriter]:
-    """Return the single file of a format whose files hold tensors alone."""
-    return {WEIGHTS_FILE: bundle_writer(bundle)}
 
 
 def with_prefix(tensors: Mapping[str, Tensor], prefix: str, *, but: str) -> dict[str, Tensor]:
@@ -342,3 +352,228 @@ def refuse_contradictions(
             f"{path}: its preprocessing has {plural(preprocess.channels, 'channel')}, its model "
             f"{spec.in_channels}"
         )
+
+
+# Inference of a spec from shapes: the parts that formats share.
+
+HALF_MEAN = Preprocess(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+IMAGENET_MEAN = Preprocess(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+OPEN_FIELDS = (
+    "num_heads",
+    "norm_eps",
+    "activation",
+    "image_size",
+    "position_resampling",
+    "preprocess",
+)
+"""Spec fields, and the preprocessing, that the tensors of a ViT's first paper leave open."""
+HEADS_BY_WIDTH = {1152: 16, 1280: 16, 1408: 16, 1664: 16, 1792: 16}
+"""Widths whose published models have heads that are not 64 wide; 1536 has 24 in DINOv2."""
+
+
+def how_to_state(field: str, value: int | tuple[int, int] | str = "N") -> str:
+    """Return the end of a message: how to state a field of the spec that a file leaves open."""
+    words = str(list(value)).replace(" ", "") if isinstance(value, tuple) else value
+    flag = f"--spec.{field.replace('_', '-')} {words}"
+    return (
+        f"pass {field}={value} ({flag}); for a command without that flag, convert it first: "
+        f"vitkit convert FILE OUT --to vitkit {flag}"
+    )
+
+
+def usual_heads(width: int) -> int:
+    """Return the number of heads that published models of this width have."""
+    return HEADS_BY_WIDTH.get(width, max(1, width // 64))
+
+
+def as_pair(size: Any) -> tuple[int, int]:
+    """Return (height, width) of a size that may be one number."""
+    if isinstance(size, int):
+        return size, size
+    height, width = size
+    return height, width
+
+
+def depth_of(names: Iterable[str], pattern: str) -> int:
+    """Return the number of blocks that the names count.
+
+    Args:
+        names: names of tensors.
+        pattern: a regular expression with one group, the number of the block.
+
+    Raises:
+        CheckpointError: no block, or a number that is left out.
+    """
+    matches = (re.match(pattern, name) for name in names)
+    # A set, as each block has several tensors.
+    numbers = {int(match[1]) for match in matches if match}
+    if not numbers:
+        raise CheckpointError("it has no blocks")
+    for number in range(len(numbers)):
+        if number not in numbers:
+            raise CheckpointError(f"block {number} is missing; the file has {len(numbers)} others")
+    return len(numbers)
+
+
+def image_size(rows: int, prefix: int, patch: Sequence[int], requested: Any) -> tuple[int, int]:
+    """Return the image size (H, W) in pixels that a position table is for.
+
+    Args:
+        rows: rows of the table.
+        prefix: those of them that belong to prefix tokens.
+        patch: (height, width) in pixels.
+        requested: one number, (H, W), or None for a square of the grid in the table.
+
+    Raises:
+        CheckpointError: a requested size with another number of patches, or that patches do not
+            divide; a table that is for no square.
+    """
+    count = rows - prefix
+    if requested is None:
+        side = math.isqrt(max(count, 0))
+        if side * side != count or side == 0:
+            raise CheckpointError(
+                f"{rows} rows of positions minus {prefix} for prefix tokens are not a square grid; "
+                f"{how_to_state('image_size', '[H,W]')}"
+            )
+        return side * patch[0], side * patch[1]
+    height, width = as_pair(requested)
+    # The number of patches is checked first: it tells more about the mistake than a remainder.
+    grid = (height // patch[0], width // patch[1])
+    if grid[0] * grid[1] != count:
+        raise CheckpointError(
+            f"image_size {height} x {width} gives {grid[0]} x {grid[1]} patches; the file has "
+            f"positions for {count}"
+        )
+    if height % patch[0] or width % patch[1]:
+        covered = (grid[0] * patch[0], grid[1] * patch[1])
+        size = covered[0] if covered[0] == covered[1] else covered
+        raise CheckpointError(
+            f"image_size {height} x {width} is not divisible by its patches, {patch[0]} x "
+            f"{patch[1]}; they cover {covered[0]} x {covered[1]} pixels: "
+            f"{how_to_state('image_size', size)}"
+        )
+    return height, width
+
+
+def stem_fields(
+    shapes: Shapes, kernel: str, positions: str, requested: Any, prefix: int = 1, stride: int = 1
+) -> dict[str, Any]:
+    """Return width, channels, patch and image size of a convolution and a learned table.
+
+    Args:
+        shapes: those of the file.
+        kernel: name of the patch projection (D, C, P, Q).
+        positions: name of the position table (1, prefix + N, D).
+        requested: the image size, or None, as for `image_size`.
+        prefix: prefix tokens with a row in the table.
+        stride: pixels of a cell of the map that the kernel covers; 1 for the image itself.
+    """
+    width, channels, *sides = shapes[kernel]
+    patch = [side * stride for side in sides]
+    return {
+        "image_size": image_size(shapes[positions][1], prefix, patch, requested),
+        "patch_size": tuple(patch),
+        "in_channels": channels,
+        "width": width,
+    }
+
+
+def resnet_layers(names: Iterable[str], pattern: str) -> tuple[int, ...]:
+    """Return the number of units of each stage of a ResNet stem.
+
+    Args:
+        names: names of tensors.
+        pattern: matches one tensor of each unit of a stage, `{s}`, or `{s1}` where they start at 1.
+    """
+    stages = range(len(STAGE_STRIDES))
+    counts = [len(fnmatch.filter(names, pattern.format(s=s, s1=s + 1))) for s in stages]
+    return tuple(itertools.takewhile(bool, counts))
+
+
+def finish(
+    fields: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    preprocess: Preprocess,
+    *,
+    stored: Iterable[str] = (),
+    usual: Iterable[str] = (),
+    classes: tuple[str, ...] = (),
+    warnings: tuple[str, ...] = (),
+) -> Inferred:
+    """Return an `Inferred` of fields that are known in different ways.
+
+    Args:
+        fields: fields of `ViTSpec`; those that are neither `stored` nor `usual` follow from shapes.
+        overrides: fields that the user gives; they count as stored.
+        preprocess: its `image_size` becomes the spec's; for another number of channels, mean and
+            std become the means of theirs, as many formats state three for grey images too.
+        stored: fields (or `preprocess`) that the file itself states.
+        usual: fields (or `preprocess`) that are only usual for files of this format.
+        classes: class names, if the file has them.
+        warnings: one line each.
+    """
+    spec = ViTSpec(**{**fields, **overrides})
+    # In this order: a value that is stated is no longer only usual.
+    sure: dict[str, Sure] = dict.fromkeys(fields, "shapes")
+    sure |= dict.fromkeys(usual, "usual")
+    sure |= dict.fromkeys((*stored, *overrides), "stored")
+    # A grey model whose file states three means, or the reverse: all channels get their average.
+    count = spec.in_channels
+    if count != preprocess.channels:
+        mean = sum(preprocess.mean) / len(preprocess.mean)
+        std = sum(preprocess.std) / len(preprocess.std)
+        preprocess = preprocess.replace(mean=(mean,) * count, std=(std,) * count)
+    return Inferred(spec, preprocess.replace(image_size=spec.image_size), classes, sure, warnings)
+
+
+# Exact changes that depend on a model's values, not only on its spec; see `Format.settle`.
+
+
+def double_class_head(state: State) -> tuple[State, Step]:
+    """Turn a model that reads its class head alone into the mean of two heads.
+
+    The mean of twice the class head and zero is the class head.
+    """
+    changed = dict(state)
+    # mean(2 h, 0) = h for the logits h of the class head.
+    for kind in ("weight", "bias"):
+        changed[f"head.{kind}"] = 2 * state[f"head.{kind}"]
+        changed[f"head_dist.{kind}"] = torch.zeros_like(state[f"head_dist.{kind}"])
+    return changed, Step("folded", "distilled_readout: twice the class head beside one of zeros")
+
+
+def fold_unread_head(fitted: Fitted) -> Fitted:
+    """Fold away a distillation head that the model does not read.
+
+    For classes that hold one head, or the mean of two: a model that reads its class head alone,
+    beside another that is not zero, becomes the mean of two heads.
+    """
+    spec, state, steps = fitted
+    if spec.distilled_readout != "cls" or not spec.num_classes:
+        return fitted
+    if not any(state[f"head_dist.{kind}"].any() for kind in ("weight", "bias")):
+        return fitted
+    changed, step = double_class_head(state)
+    return Fitted(spec.replace(distilled_readout="mean"), changed, [*steps, step])
+
+
+def fold_register_positions(fitted: Fitted) -> Fitted:
+    """Add the position rows of registers to the registers, and set those rows to zero.
+
+    For position tables without rows for registers.
+    """
+    spec, state, steps = fitted
+    if not (spec.num_registers and spec.position_rows and spec.positions_cover_prefix):
+        return fitted
+    # Token + position is all that the blocks see, so the sum may be split in another way.
+    # The table starts with the rows of the prefix tokens, registers last of these.
+    rows = slice(1 + spec.distillation_token, spec.num_prefix_tokens)
+    if not state["pos_embed"][:, rows].any():
+        return fitted
+    positions = state["pos_embed"].clone()
+    registers = state["reg_token"] + positions[:, rows]
+    positions[:, rows] = 0
+    step = Step("folded", "pos_embed: the rows of the registers added to the registers")
+    changed = {**state, "pos_embed": positions, "reg_token": registers}
+    return Fitted(spec, changed, [*steps, step])

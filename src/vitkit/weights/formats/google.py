@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,27 @@ from torch import Tensor
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter
 from vitkit.spec import MOST_BLOCKS, STAGE_STRIDES, ViTSpec
-from vitkit.weights.formats.format import FIXED_BY_CODE, Bundle, Capabilities, Format
-from vitkit.weights.formats.infer_spec import HALF_MEAN, Inferred, depth_of, finish, image_size
+from vitkit.weights.formats.format import (
+    COMMON,
+    FIXED_BY_CODE,
+    HALF_MEAN,
+    Bundle,
+    Format,
+    Inferred,
+    depth_of,
+    finish,
+    image_size,
+    resnet_layers,
+)
 from vitkit.weights.formats.key_table import (
     AS_IS,
-    TRANSPOSED,
+    BLOCK,
+    RESNET_UNIT,
     KeyTransform,
     Row,
     Table,
     TensorParts,
+    each,
     row,
 )
 from vitkit.weights.tensor_file import ComputedTensor, Header, Shapes, Source
@@ -97,12 +109,6 @@ def _classic_name(name: str, has_class_token: bool) -> str:
     return _rename_part(name, LINEN)
 
 
-def _big_vision_name(name: str) -> str:
-    """Return big_vision's name for a name of 2021."""
-    by_counter = {counter: linen for linen, counter in LINEN.items()}
-    return "params/" + _rename_part(name, by_counter)
-
-
 def _rename_part(name: str, parts: Mapping[str, str]) -> str:
     """Rename the part of a block that a name belongs to; other names stay."""
     match = re.match(r"(Transformer/encoderblock_\d+/)([^/]+/)(.*)", name)
@@ -116,11 +122,18 @@ def _unstacked(source: Source) -> Source:
     """Split blocks that are stacked along a first axis.
 
     Raises:
-        CheckpointError: stacks of different heights, or higher than any model.
+        CheckpointError: stacks of different heights, or of more blocks than are read.
     """
     old = source.header
     leaves = {name: name.removeprefix(STACK_PREFIX) for name in source if _is_stack(name)}
-    depth = _stack_height({old.shapes[name][:1] for name in leaves}, len(leaves))
+    heights = {old.shapes[name][:1] for name in leaves}  # empty for a single number
+    # The heights are checked first: a forged header may state any.
+    (depth,) = heights.pop() if len(heights) == 1 and () not in heights else (0,)
+    if not 0 < depth <= min(MOST_BLOCKS, MAX_TENSORS // len(leaves)):
+        raise CheckpointError(
+            f"{STACK_PREFIX}: {len(leaves):,} stacks of different heights, or of more blocks than "
+            f"are read ({MOST_BLOCKS}, {MAX_TENSORS:,} tensors)"
+        )
 
     @lru_cache(maxsize=3)  # query, key and value of a block are read one after the other
     def stack(name: str) -> Tensor:
@@ -143,80 +156,41 @@ def _is_stack(name: str) -> bool:
     return name.startswith(STACK_PREFIX)
 
 
-def _stack_height(heights: set[tuple[int, ...]], stacks: int) -> int:
-    """Return the common height of all stacks, the number of blocks.
-
-    Args:
-        heights: the first side of each stack, in a tuple; empty for a single number.
-        stacks: how many there are.
-    """
-    if len(heights) > 1 or () in heights:
-        raise CheckpointError(
-            f"{STACK_PREFIX}: stacks of {sorted(heights)} blocks; expected one number"
-        )
-    ((depth,),) = heights
-    if depth > MOST_BLOCKS:
-        raise CheckpointError(
-            f"{STACK_PREFIX}: stacks of {depth} blocks; at most {MOST_BLOCKS} are read"
-        )
-    if depth * stacks > MAX_TENSORS:
-        raise CheckpointError(
-            f"{STACK_PREFIX}: {stacks:,} stacks of {depth} blocks; at most {MAX_TENSORS:,} "
-            "tensors are read"
-        )
-    return depth
-
-
 def _heads_to_ours(parts: TensorParts, spec: ViTSpec) -> TensorParts:
     """Stack kernels [D, H, h] or biases [H, h] along rows, head by head."""
-    rows: list[Tensor] = []
-    for part in parts:
-        rows.append(part.flatten(-2).mT if part.ndim > 2 else part.flatten())
+    rows = [part.flatten(-2).mT if part.ndim > 2 else part.flatten() for part in parts]
     return (torch.cat(rows),)  # (3 H h, D) for query, key and value
-
-
-def _heads_to_theirs(count: int) -> Callable[[TensorParts, ViTSpec], TensorParts]:
-    def split(parts: TensorParts, spec: ViTSpec) -> TensorParts:
-        kernels: list[Tensor] = []
-        for part in parts[0].chunk(count):
-            if part.ndim > 1:  # (H h, D) -> [D, H, h]
-                kernels.append(part.mT.unflatten(-1, (spec.num_heads, -1)))
-            else:  # (H h) -> [H, h]
-                kernels.append(part.unflatten(0, (spec.num_heads, -1)))
-        return tuple(kernels)
-
-    return split
 
 
 def heads(count: int) -> KeyTransform:
     """Return the transform of `count` projections into heads to one matrix: query, key, value."""
-    return KeyTransform(_heads_to_ours, _heads_to_theirs(count))
+
+    def split(parts: TensorParts, spec: ViTSpec) -> TensorParts:
+        # (H h, D) -> [D, H, h], and (H h) -> [H, h]
+        rows = [part.mT if part.ndim > 1 else part for part in parts[0].chunk(count)]
+        return tuple(part.unflatten(-1, (spec.num_heads, -1)) for part in rows)
+
+    return KeyTransform(_heads_to_ours, split)
 
 
-def _as_kernel(part: Tensor, spec: ViTSpec) -> Tensor:
-    """Return a kernel HWIO; NaFlex has a matrix [P P C, D], channel fastest."""
-    return part.unflatten(0, (*spec.patch_size, spec.in_channels)) if part.ndim == 2 else part
+def _patch_kernel(part: Tensor, spec: ViTSpec) -> Tensor:
+    """Return OIHW of HWIO; NaFlex has a matrix [P P C, D], channel fastest."""
+    if part.ndim == 2:
+        part = part.unflatten(0, (*spec.patch_size, spec.in_channels))
+    return part.permute(3, 2, 0, 1)
 
 
-OUTPUT_PROJECTION = KeyTransform(
-    lambda parts, spec: (parts[0].flatten(0, 1).mT,),  # [H, h, D] -> (D, H h)
-    lambda parts, spec: (parts[0].T.unflatten(0, (spec.num_heads, -1)),),
+DENSE = each(lambda part, spec: part.mT, lambda part, spec: part.mT)
+OUTPUT_PROJECTION = each(
+    lambda part, spec: part.flatten(0, 1).mT,  # [H, h, D] -> (D, H h)
+    lambda part, spec: part.T.unflatten(0, (spec.num_heads, -1)),
 )
-CONVOLUTION = KeyTransform(
-    lambda parts, spec: (parts[0].permute(3, 2, 0, 1),),  # HWIO -> OIHW
-    lambda parts, spec: (parts[0].permute(2, 3, 1, 0),),
+CONVOLUTION = each(_patch_kernel, lambda part, spec: part.permute(2, 3, 1, 0))  # HWIO <-> OIHW
+POSITION_TABLE = each(  # NaFlex has [gh, gw, D]
+    lambda part, spec: part.reshape(1, -1, part.shape[-1]), lambda part, spec: part
 )
-PATCH_KERNEL = KeyTransform(
-    lambda parts, spec: CONVOLUTION.to_ours((_as_kernel(parts[0], spec),), spec),
-    CONVOLUTION.to_theirs,
-)
-POSITION_TABLE = KeyTransform(  # NaFlex has [gh, gw, D]
-    lambda parts, spec: (parts[0].reshape(1, -1, parts[0].shape[-1]),),
-    lambda parts, spec: parts,
-)
-GROUP_NORM = KeyTransform(  # [1, 1, 1, c]; Linen since 2021: [c]
-    lambda parts, spec: (parts[0].flatten(),),
-    lambda parts, spec: (parts[0].reshape(1, 1, 1, -1),),
+GROUP_NORM = each(  # [1, 1, 1, c]; Linen since 2021: [c]
+    lambda part, spec: part.flatten(), lambda part, spec: part.reshape(1, 1, 1, -1)
 )
 
 
@@ -225,7 +199,6 @@ GROUP_NORM = KeyTransform(  # [1, 1, 1, c]; Linen since 2021: [c]
 # Kernels have Flax's axes: a dense one (in, out), a head's [D, H, h], a convolution's HWIO. The
 # table has the names of google-research/vision_transformer; `layouts` renames others to them.
 
-_OURS = "blocks.{i}."
 _POOL = "MAPHead_0/"
 _ATTENTION = "MultiHeadDotProductAttention_{n}/"
 _MLP = "MlpBlock_{n}/Dense_{m}/"
@@ -305,7 +278,7 @@ def _stem_and_positions(
     covers_token = POSITIONS in shapes
     table = shapes.get(POSITIONS if covers_token else PATCH_POSITIONS)
     root = shapes.get("conv_root/kernel")
-    layers = _resnet_layers(shapes)
+    layers = resnet_layers(shapes, "block{s1}/unit*/conv1/kernel")
     is_flexible = len(kernel) == 2
     # NaFlex stores the kernel as a matrix [P P C, D], others as [P, P, C, D].
     if is_flexible:
@@ -341,15 +314,6 @@ def _stem_and_positions(
     return fields
 
 
-def _resnet_layers(shapes: Shapes) -> tuple[int, ...]:
-    """Return the number of units of each stage of the ResNet; stages are numbered from 1."""
-    layers: list[int] = []
-    while f"block{len(layers) + 1}/unit1/conv1/kernel" in shapes:
-        start = f"block{len(layers) + 1}/unit"
-        layers.append(sum(n.startswith(start) and n.endswith("/conv1/kernel") for n in shapes))
-    return tuple(layers)
-
-
 def _norm(theirs: str, ours: str, transform: KeyTransform = AS_IS) -> list[Row]:
     """Return the rows of a norm's `scale` and `bias`; a GroupNorm's have four axes."""
     return [
@@ -358,7 +322,7 @@ def _norm(theirs: str, ours: str, transform: KeyTransform = AS_IS) -> list[Row]:
     ]
 
 
-def _dense(theirs: str, ours: str, transform: KeyTransform = TRANSPOSED) -> list[Row]:
+def _dense(theirs: str, ours: str, transform: KeyTransform = DENSE) -> list[Row]:
     """Return the rows of a layer's `kernel` and `bias`."""
     return [
         row(f"{theirs}kernel", f"{ours}.weight", transform),
@@ -392,14 +356,11 @@ def _resnet(layers: tuple[int, ...]) -> list[Row]:
     # Their conv1, gn1 ... in a unit; `_proj` is the convolution of its shortcut.
     parts = [(str(n), f"conv{n}", f"norm{n}") for n in (1, 2, 3)]
     parts.append(("_proj", "downsample.conv", "downsample.norm"))
-    for stage, depth in enumerate(layers):
-        for unit in range(depth):
-            their_unit = f"block{stage + 1}/unit{unit + 1}/"
-            our_unit = f"{ours}stages.{stage}.blocks.{unit}."
-            for part, conv, norm in parts:
-                kernel = f"{their_unit}conv{part}/kernel"
-                rows.append(row(kernel, f"{our_unit}{conv}.weight", CONVOLUTION))
-                rows += _norm(f"{their_unit}gn{part}/", our_unit + norm, GROUP_NORM)
+    for part, conv, norm in parts:
+        unit = "block{s1}/unit{u1}/"
+        our_unit = ours + RESNET_UNIT
+        rows.append(row(f"{unit}conv{part}/kernel", f"{our_unit}{conv}.weight", CONVOLUTION))
+        rows += _norm(f"{unit}gn{part}/", our_unit + norm, GROUP_NORM)
     return rows
 
 
@@ -414,11 +375,11 @@ def _table(spec: ViTSpec) -> Table:
         row("cls", "cls_token"),
         row(positions, "pos_embed", POSITION_TABLE),
         *stem,
-        *_dense("embedding/", "patch_embed.proj", PATCH_KERNEL),
-        *_norm(f"{BLOCK_PREFIX}LayerNorm_0/", f"{_OURS}norm1"),
-        *_attention(attention, f"{_OURS}attn.", {"qkv": ("query", "key", "value")}),
-        *_norm(f"{BLOCK_PREFIX}LayerNorm_2/", f"{_OURS}norm2"),
-        *_mlp(BLOCK_PREFIX, _OURS, 3),
+        *_dense("embedding/", "patch_embed.proj", CONVOLUTION),
+        *_norm(f"{BLOCK_PREFIX}LayerNorm_0/", f"{BLOCK}norm1"),
+        *_attention(attention, f"{BLOCK}attn.", {"qkv": ("query", "key", "value")}),
+        *_norm(f"{BLOCK_PREFIX}LayerNorm_2/", f"{BLOCK}norm2"),
+        *_mlp(BLOCK_PREFIX, BLOCK, 3),
         *_norm("Transformer/encoder_norm/", "norm"),
         row(f"{_POOL}probe", "attn_pool.latent"),
         *_attention(pool_attention, "attn_pool.", {"q": ("query",), "kv": ("key", "value")}),
@@ -435,21 +396,17 @@ def _write(bundle: Bundle) -> dict[str, FileWriter]:
 
     big_vision alone has positions that do not cover the class token, sines, and attention pooling;
     vit_jax alone has hybrids.
-
-    Raises:
-        CheckpointError: a class token beside another pooling, or a hybrid with parts that only
-            big_vision has.
     """
     spec = bundle.spec
-    if spec.class_token and spec.pooling != "cls":
-        raise CheckpointError(f"Google's code has no class token beside pooling {spec.pooling!r}")
     covers_token = spec.class_token and spec.positions_cover_prefix and spec.positions == "learned"
-    is_hybrid = spec.stem == "resnet"
-    if is_hybrid and spec.pooling == "map":
-        raise CheckpointError("Google's hybrids have no attention pool")
-    if is_hybrid and (spec.positions != "learned" or (spec.class_token and not covers_token)):
-        raise CheckpointError("positions of Google's hybrids are learned and cover the class token")
-    name_of = _vit_jax_name if covers_token or is_hybrid else _big_vision_name
+    is_vit_jax = covers_token or spec.stem == "resnet"
+    by_counter = {counter: linen for linen, counter in LINEN.items()}
+
+    def name_of(name: str) -> str:
+        if not is_vit_jax:
+            return "params/" + _rename_part(name, by_counter)
+        return POSITIONS if name == PATCH_POSITIONS else name  # a hybrid without class token
+
     # Tensors are already in Flax's axes: the table has transposed them.
     arrays = {name_of(name): _array(tensor) for name, tensor in bundle.tensors.items()}
 
@@ -469,50 +426,38 @@ def _array(tensor: Tensor) -> Any:
     return tensor.numpy()
 
 
-def _vit_jax_name(name: str) -> str:
-    return POSITIONS if name == PATCH_POSITIONS else name  # a hybrid without class token
-
-
-_SHARED: dict[str, Any] = {
-    "resnet_variant": ("published",),
-    "patch_bias": (True,),
-    "distillation_token": (False,),
-    "num_registers": (0,),
+_PLAIN: dict[str, Any] = {
+    **COMMON,
     "positions": ("learned", "sincos_2d"),
-    "embedding_norm": (False,),
-    "block": ("pre_norm",),
-    "norm": ("layer",),
-    "norm_eps": (1e-6,),
-    "activation": ("gelu_tanh",),
-    "mlp": ("plain",),
-    "qkv_bias": (True,),
-    "qk_norm": (False,),
-    "layer_scale": (None,),
-    "head_width": (None,),
-    "final_norm": (True,),
-    "norm_before_pool": (True,),
+    "positions_cover_prefix": (True, False),
+    "distillation_token": False,
+    "num_registers": 0,
+    "norm_eps": 1e-6,
+    "activation": "gelu_tanh",
+    "mlp": "plain",
+    "qkv_bias": True,
+    "layer_scale": None,
 }
-_PLAIN: dict[str, Any] = {**_SHARED, "stem": ("convolution", "linear")}
 _HYBRID: dict[str, Any] = {
-    **_SHARED,
-    "stem": ("resnet",),
-    "positions": ("learned",),
-    "positions_cover_prefix": (True,),
+    **_PLAIN,
+    "stem": "resnet",
+    "resnet_variant": "published",
+    "positions": "learned",
+    "positions_cover_prefix": True,
 }
-_CAPABILITIES: tuple[Capabilities, ...] = (
-    {**_PLAIN, "class_token": (True,), "pooling": ("cls",)},
-    {**_PLAIN, "class_token": (False,), "pooling": ("mean", "map")},
-    {**_HYBRID, "class_token": (True,), "pooling": ("cls",)},
-    {**_HYBRID, "class_token": (False,), "pooling": ("mean",)},
-)
-"""With a class token and without; hybrids, which vit_jax alone has, likewise."""
 GOOGLE = Format(
     name="google",
     detect=_detect,
     prepare=_with_names_of_2021,
     infer=_infer,
     table=_table,
-    capabilities=_CAPABILITIES,
+    # With a class token and without; hybrids, which vit_jax alone has, likewise.
+    capabilities=(
+        {**_PLAIN, "class_token": True, "pooling": "cls"},
+        {**_PLAIN, "class_token": False, "pooling": ("mean", "map")},
+        {**_HYBRID, "class_token": True, "pooling": "cls"},
+        {**_HYBRID, "class_token": False, "pooling": "mean"},
+    ),
     write=_write,
     fixed=FIXED_BY_CODE | {"resnet_variant", "positions"},
 )

@@ -6,26 +6,32 @@ import importlib
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter
 from vitkit.io.results import read_json
 from vitkit.spec import ViTSpec
 from vitkit.weights.formats.format import (
+    COMMON,
+    OPEN_FIELDS,
     WEIGHTS_FILE,
     BuiltModel,
     Bundle,
-    Capabilities,
-    Fitted,
     Format,
+    Inferred,
     ReferenceLibrary,
     bundle_writer,
+    depth_of,
+    finish,
+    fold_register_positions,
+    fold_unread_head,
+    stem_fields,
+    usual_heads,
     with_prefix,
 )
 from vitkit.weights.formats.huggingface_config import (
@@ -41,26 +47,56 @@ from vitkit.weights.formats.huggingface_config import (
     read_hf_config,
     read_preprocessor,
 )
-from vitkit.weights.formats.infer_spec import (
-    OPEN_FIELDS,
-    Inferred,
-    depth_of,
-    finish,
-    image_size,
-    usual_heads,
+from vitkit.weights.formats.key_table import (
+    BLOCK,
+    KeyTransform,
+    Row,
+    Table,
+    TensorParts,
+    renamed,
+    row,
+    stacked,
+    token_rows,
 )
-from vitkit.weights.formats.key_table import KeyTransform, Row, Table, TensorParts, row, stacked
-from vitkit.weights.formats.unwrapping import fold_register_positions, fold_unread_head
-from vitkit.weights.tensor_file import ComputedTensor, Header, Shapes, Source
+from vitkit.weights.tensor_file import Header, Shapes, Source
 
 # The table between the names of a base model of transformers and ours.
 
-BLOCK_NAMES = "encoder.layer.{i}."
-_OURS = "blocks.{i}."
-_CLASS_TOKEN = "embeddings.cls_token"
-_DISTILLATION_TOKEN = "embeddings.distillation_token"
-_REGISTERS = "embeddings.register_tokens"
-_POSITIONS = "embeddings.position_embeddings"
+_LAYER = "encoder.layer.{i}."
+_AROUND = {
+    "embeddings.patch_embeddings.projection.{p}": "patch_embed.proj.{p}",
+    "layernorm.{p}": "norm.{p}",
+    "pooler.dense.{p}": "pre_logits.fc.{p}",
+}
+_TOKENS = {
+    "cls_token": "embeddings.cls_token",
+    "dist_token": "embeddings.distillation_token",
+    "reg_token": "embeddings.register_tokens",
+}
+_VIT_LAYER = {
+    "attention.output.dense.{p}": "attn.proj.{p}",
+    "layernorm_before.{p}": "norm1.{p}",
+    "layernorm_after.{p}": "norm2.{p}",
+    "intermediate.dense.{p}": "mlp.fc1.{p}",
+    "output.dense.{p}": "mlp.fc2.{p}",
+}
+"""Names in a block of ViT and DeiT -> ours."""
+_DINOV2_LAYER = {
+    "attention.output.dense.{p}": "attn.proj.{p}",
+    "norm1.{p}": "norm1.{p}",
+    "norm2.{p}": "norm2.{p}",
+    "layer_scale1.lambda1": "ls1.gamma",
+    "layer_scale2.lambda1": "ls2.gamma",
+}
+_DINOV2_MLP = {
+    "plain": {"mlp.fc1.{p}": "mlp.fc1.{p}", "mlp.fc2.{p}": "mlp.fc2.{p}"},
+    "swiglu_packed": {"mlp.weights_in.{p}": "mlp.fc1.{p}", "mlp.weights_out.{p}": "mlp.fc2.{p}"},
+    "swiglu_split": {  # as transformers 5 has it in memory
+        "mlp.gate_proj.{p}": "mlp.fc1_g.{p}",
+        "mlp.up_proj.{p}": "mlp.fc1_x.{p}",
+        "mlp.weights_out.{p}": "mlp.fc2.{p}",
+    },
+}
 _IGNORED = (
     ("embeddings.mask_token", "stands for masked patches in pre-training"),
     ("decoder.*", "restores masked patches in pre-training"),
@@ -69,98 +105,19 @@ _IGNORED = (
 
 
 def _hf_table(spec: ViTSpec) -> Table:
-    """Return a renaming, with transforms for query, key and value and for registers' positions."""
-    is_dinov2 = model_type(spec).startswith("dinov2")
-    attention = f"{BLOCK_NAMES}attention.attention."
-    projections = [f"{attention}{part}.{{p}}" for part in ("query", "key", "value")]
+    """Return a renaming, with transforms for query, key and value and for positions."""
+    inside = _VIT_LAYER
+    if model_type(spec).startswith("dinov2"):
+        inside = _DINOV2_LAYER | _DINOV2_MLP[spec.mlp]
+    projections = [f"{_LAYER}attention.attention.{x}.{{p}}" for x in ("query", "key", "value")]
     rows = (
-        *_token_rows(spec),
-        row(_DISTILLATION_TOKEN, "dist_token"),
-        row("embeddings.patch_embeddings.projection.{p}", "patch_embed.proj.{p}"),
-        row(projections, _OURS + "attn.qkv.{p}", stacked(3)),
-        row(BLOCK_NAMES + "attention.output.dense.{p}", _OURS + "attn.proj.{p}"),
-        *(_dinov2_block_rows(spec) if is_dinov2 else _block_rows()),
-        row("layernorm.{p}", "norm.{p}"),
-        row("pooler.dense.{p}", "pre_logits.fc.{p}"),
+        *token_rows(spec, _TOKENS, "embeddings.position_embeddings"),
+        *renamed(_AROUND),
+        *renamed(inside, _LAYER, BLOCK),
+        row(projections, f"{BLOCK}attn.qkv.{{p}}", stacked(3)),
         *_head_rows(spec),
     )
     return Table(rows, _IGNORED)
-
-
-def _block_rows() -> tuple[Row, ...]:
-    """Return the rows of norms and MLP in a block of ViT and DeiT."""
-    return (
-        row(BLOCK_NAMES + "layernorm_before.{p}", _OURS + "norm1.{p}"),
-        row(BLOCK_NAMES + "layernorm_after.{p}", _OURS + "norm2.{p}"),
-        row(BLOCK_NAMES + "intermediate.dense.{p}", _OURS + "mlp.fc1.{p}"),
-        row(BLOCK_NAMES + "output.dense.{p}", _OURS + "mlp.fc2.{p}"),
-    )
-
-
-def _dinov2_block_rows(spec: ViTSpec) -> tuple[Row, ...]:
-    """Return the rows of norms, LayerScale and MLP in a block of DINOv2."""
-    first, last = ("fc1", "fc2") if spec.mlp == "plain" else ("weights_in", "weights_out")
-    halves = KeyTransform(
-        lambda parts, spec: tuple(parts[0].chunk(2, dim=0)),
-        lambda parts, spec: (torch.cat(parts, dim=0),),
-    )
-    # A packed SwiGLU is one matrix there: it becomes our `fc1`, or its halves where ours is split.
-    gate_and_value = (_OURS + "mlp.fc1_g.{p}", _OURS + "mlp.fc1_x.{p}")
-    return (
-        row(BLOCK_NAMES + "norm1.{p}", _OURS + "norm1.{p}"),
-        row(BLOCK_NAMES + "norm2.{p}", _OURS + "norm2.{p}"),
-        row(BLOCK_NAMES + "layer_scale1.lambda1", _OURS + "ls1.gamma"),
-        row(BLOCK_NAMES + "layer_scale2.lambda1", _OURS + "ls2.gamma"),
-        row(BLOCK_NAMES + f"mlp.{first}.{{p}}", _OURS + "mlp.fc1.{p}"),
-        row(BLOCK_NAMES + f"mlp.{first}.{{p}}", gate_and_value, halves),
-        row(BLOCK_NAMES + f"mlp.{last}.{{p}}", _OURS + "mlp.fc2.{p}"),
-    )
-
-
-def _token_rows(spec: ViTSpec) -> tuple[Row, ...]:
-    """Return the rows of tokens and positions.
-
-    Their table has a row for the class token (and for distillation), none for registers.
-    """
-    if spec.positions_cover_prefix and spec.num_registers:
-        names = (_CLASS_TOKEN, _REGISTERS, _POSITIONS)
-        zeros = KeyTransform(_rows_for_registers, _registers_folded)
-        return (row(names, ("cls_token", "reg_token", "pos_embed"), zeros),)
-    if spec.positions_cover_prefix:
-        return row(_CLASS_TOKEN, "cls_token"), row(_POSITIONS, "pos_embed")
-    theirs: tuple[str, ...] = (_CLASS_TOKEN, _POSITIONS)
-    ours: tuple[str, ...] = ("cls_token", "pos_embed")
-    if spec.distillation_token:
-        theirs = (_CLASS_TOKEN, _DISTILLATION_TOKEN, _POSITIONS)
-        ours = ("cls_token", "dist_token", "pos_embed")
-    fold_prefix = KeyTransform(_prefix_folded, _zero_rows)
-    return row(theirs, ours, fold_prefix), row(_REGISTERS, "reg_token")
-
-
-def _prefix_folded(parts: TensorParts, spec: ViTSpec) -> TensorParts:
-    *tokens, positions = parts
-    # Row i of the table belongs to token i: class, then distillation.
-    folded = [token + positions[:, i : i + 1] for i, token in enumerate(tokens)]
-    return *folded, positions[:, len(tokens) :]
-
-
-def _zero_rows(parts: TensorParts, spec: ViTSpec) -> TensorParts:
-    *tokens, positions = parts
-    zeros = positions.new_zeros(1, len(tokens), spec.width)  # a row for each token
-    return *tokens, torch.cat((zeros, positions), dim=1)
-
-
-def _rows_for_registers(parts: TensorParts, spec: ViTSpec) -> TensorParts:
-    cls, registers, positions = parts
-    zeros = torch.zeros_like(registers)  # 1 R D
-    return cls, registers, torch.cat((positions[:, :1], zeros, positions[:, 1:]), dim=1)
-
-
-def _registers_folded(parts: TensorParts, spec: ViTSpec) -> TensorParts:
-    cls, registers, positions = parts
-    end = 1 + spec.num_registers
-    folded = registers + positions[:, 1:end]
-    return cls, folded, torch.cat((positions[:, :1], positions[:, end:]), dim=1)
 
 
 def _head_rows(spec: ViTSpec) -> tuple[Row, ...]:
@@ -189,14 +146,6 @@ def _class_head(parts: TensorParts, spec: ViTSpec) -> TensorParts:
 # transformers' own models of its folders, to verify what vitkit writes.
 
 
-def _logits(output: Any) -> Any:
-    return output.logits
-
-
-def _pooled(output: Any) -> Any:
-    return output.pooler_output
-
-
 def _build(path: Path, spec: ViTSpec) -> BuiltModel:
     """Build the model by the class that `config.json` names, without any network.
 
@@ -204,11 +153,9 @@ def _build(path: Path, spec: ViTSpec) -> BuiltModel:
         ValueError: tensors that are missing, unknown or of another shape.
     """
     transformers: Any = importlib.import_module("transformers")
-    auto_class = transformers.AutoModel
-    logits = _pooled
+    auto_class, result = transformers.AutoModel, "pooler_output"
     if is_task_model(read_json(path / "config.json")["architectures"][0]):
-        auto_class = transformers.AutoModelForImageClassification
-        logits = _logits
+        auto_class, result = transformers.AutoModelForImageClassification, "logits"
     # Mismatched sizes are not raised but reported by name, as missing and unknown tensors are.
     model, report = auto_class.from_pretrained(
         path, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True
@@ -218,7 +165,7 @@ def _build(path: Path, spec: ViTSpec) -> BuiltModel:
         raise ValueError("; ".join(faults))
     body = model.base_model
     blocks = body.layers if hasattr(body, "layers") else body.encoder.layer
-    return BuiltModel(model, blocks, logits=logits)
+    return BuiltModel(model, blocks, logits=attrgetter(result))
 
 
 TRANSFORMERS = ReferenceLibrary(
@@ -232,13 +179,8 @@ TRANSFORMERS = ReferenceLibrary(
 # those that transformers 5 gives the parameters in memory (`layers.0.attention.q_proj`). A task
 # model puts its family before the names of the base model (`vit.encoder.layer.0`).
 
-_FIRST_BLOCK = BLOCK_NAMES.format(i=0)
-_FAMILY_PREFIX = re.compile(rf"({'|'.join(FAMILIES)})\.")
-_QUERY_NAME = re.compile(
-    rf"(?:{_FAMILY_PREFIX.pattern})?"
-    r"(encoder\.layer\.0\.attention\.attention\.query"
-    r"|(encoder\.layer|layers)\.0\.attention\.q_proj)\.weight"
-)
+_FIRST_LAYER = _LAYER.format(i=0)
+_FAMILY_PREFIX = re.compile(rf"^({'|'.join(FAMILIES)})\.")
 _IN_MEMORY = (
     (r"^layers\.(\d+)\.mlp\.fc1\.", r"encoder.layer.\1.intermediate.dense."),
     (r"^layers\.(\d+)\.mlp\.fc2\.", r"encoder.layer.\1.output.dense."),
@@ -254,11 +196,10 @@ _IN_MEMORY = (
 
 def _detect(header: Header) -> bool:
     """Return True for `attention.attention.query` or `attention.q_proj` in the first block."""
-    # A task model puts `vit.` before the names of the base model.
-    names = {_FAMILY_PREFIX.sub("", name, count=1) for name in header.shapes}
-    if not {"embeddings.cls_token", "embeddings.position_embeddings"} <= names:
-        return False
-    return any(map(_QUERY_NAME.fullmatch, header.shapes))
+    needed = {"embeddings.cls_token", "embeddings.position_embeddings"}
+    return needed | {f"{_FIRST_LAYER}attention.attention.query.weight"} <= {
+        _saved_name(name) for name in header.shapes
+    }
 
 
 def _prepare(source: Source) -> Source:
@@ -268,37 +209,15 @@ def _prepare(source: Source) -> Source:
         CheckpointError: two tensors would get one name.
     """
     clash = "it has two generations of names for the same tensors"
-    return _joined_gates(source.renamed_by(_saved_name, clash=clash))
+    return source.renamed_by(_saved_name, clash=clash)
 
 
 def _saved_name(name: str) -> str:
     """Return the name in a saved file, without the family's prefix, of a name in any file."""
-    match = _FAMILY_PREFIX.match(name)
-    saved = name if match is None else name[match.end() :]
+    saved = _FAMILY_PREFIX.sub("", name)
     for pattern, replacement in _IN_MEMORY:
         saved = re.sub(pattern, replacement, saved)
     return saved
-
-
-def _joined_gates(source: Source) -> Source:
-    """Stack `gate_proj` and `up_proj` into one matrix, `weights_in`, as it is saved."""
-    header = source.header
-    gates = {name: name.replace("gate_proj", "up_proj") for name in source if ".gate_proj." in name}
-    missing = [up for up in gates.values() if up not in source]
-    if missing:
-        raise CheckpointError(f"tensor {missing[0]} is missing")
-
-    def joined(gate: str, up: str) -> Tensor:
-        return torch.cat((source[gate], source[up]), dim=0)
-
-    matrices: dict[str, ComputedTensor] = {}
-    for gate, up in gates.items():
-        rows = header.shapes[gate][0] + header.shapes[up][0]  # (M, D) and (M, D) -> (2 M, D)
-        shape = (rows, *header.shapes[gate][1:])
-        read = partial(joined, gate, up)
-        name = gate.replace("gate_proj", "weights_in")
-        matrices[name] = ComputedTensor(shape, header.dtypes[gate], read)
-    return source.with_computed(matrices, instead_of={*gates, *gates.values()})
 
 
 def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
@@ -312,9 +231,7 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     if family.startswith("dinov2"):
         fields.setdefault("layer_scale", 1.0)
         usual.add("layer_scale")
-        fields["num_registers"] = shapes.get("embeddings.register_tokens", (1, 0))[1]
-    if fields["mlp"] == "swiglu_packed":
-        fields["activation"] = "silu"
+        fields["num_registers"] = shapes.get(_TOKENS["reg_token"], (1, 0))[1]
     preprocess, stored, warnings = read_preprocessor(header.documents, family, fields["image_size"])
     warnings += config_warnings(config, family, fields, overrides)
     # What the file states is stored; what only its family has is usual.
@@ -335,47 +252,47 @@ def _fields(
     shapes: Shapes, family: str, config: HfConfig, overrides: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the spec fields of shapes and `config.json`; shapes of the head go before it."""
-    # The kernel of the patch projection: (D, C, P, P).
-    width, channels, *patch = shapes["embeddings.patch_embeddings.projection.weight"]
-    rows = shapes["embeddings.position_embeddings"][1]  # (1, prefix + N, D)
-    # The class token, and DeiT's distillation token.
-    prefix = 2 if family == "deit" else 1
-    size = overrides.get("image_size", config.fields.get("image_size"))
+    stem = stem_fields(
+        shapes,
+        "embeddings.patch_embeddings.projection.weight",
+        "embeddings.position_embeddings",
+        overrides.get("image_size", config.fields.get("image_size")),
+        # The class token, and DeiT's distillation token.
+        prefix=2 if family == "deit" else 1,
+    )
     return {
-        "patch_size": tuple(patch),
-        "in_channels": channels,
-        "num_classes": 0,
-        "width": width,
         "depth": depth_of(shapes, r"encoder\.layer\.(\d+)\."),
-        "num_heads": usual_heads(width),
-        **_mlp_fields(shapes),
-        "qkv_bias": f"{_FIRST_BLOCK}attention.attention.query.bias" in shapes,
+        "num_heads": usual_heads(stem["width"]),
+        "qkv_bias": f"{_FIRST_LAYER}attention.attention.query.bias" in shapes,
         "distillation_token": family == "deit",
         "position_resampling": FAMILIES[family].resampling,
         "norm_eps": FAMILIES[family].norm_eps,
         # Later entries go before earlier ones: the file's statements before usual values.
         **config.fields,
-        **_readout_fields(shapes, width, config),
-        "image_size": image_size(rows, prefix, (patch[0], patch[1]), size),
+        **stem,
+        **_mlp_fields(shapes),
+        **_readout_fields(shapes, stem["width"], config),
     }
 
 
 def _mlp_fields(shapes: Shapes) -> dict[str, Any]:
     """Return kind and width of the MLP; a packed SwiGLU has gate and value in one matrix."""
-    packed = shapes.get(f"{_FIRST_BLOCK}mlp.weights_in.weight")
-    if packed is not None:
-        return {"mlp_width": packed[0] // 2, "mlp": "swiglu_packed"}
-    name = f"{_FIRST_BLOCK}mlp.fc1.weight"
-    if name not in shapes:
-        name = f"{_FIRST_BLOCK}intermediate.dense.weight"
-    return {"mlp_width": shapes[name][0], "mlp": "plain"}
+    packed = shapes.get(f"{_FIRST_LAYER}mlp.weights_in.weight")
+    if packed:
+        return {"mlp_width": packed[0] // 2, "mlp": "swiglu_packed", "activation": "silu"}
+    gate = shapes.get(f"{_FIRST_LAYER}mlp.gate_proj.weight")
+    if gate:
+        return {"mlp_width": gate[0], "mlp": "swiglu_split", "activation": "silu"}
+    first = shapes.get(f"{_FIRST_LAYER}mlp.fc1.weight")
+    first = first or shapes[f"{_FIRST_LAYER}intermediate.dense.weight"]
+    return {"mlp_width": first[0], "mlp": "plain"}
 
 
 def _family_of(shapes: Shapes) -> str:
     """Return the `model_type` of a file, by its tensors."""
     if "embeddings.distillation_token" in shapes:
         return "deit"
-    if f"{_FIRST_BLOCK}layer_scale1.lambda1" not in shapes:
+    if f"{_FIRST_LAYER}layer_scale1.lambda1" not in shapes:
         return "vit"
     return "dinov2_with_registers" if "embeddings.register_tokens" in shapes else "dinov2"
 
@@ -399,7 +316,7 @@ def _readout_fields(shapes: Shapes, width: int, config: HfConfig) -> dict[str, A
     if head:
         reads_mean = head[1] == 2 * width
     else:
-        is_dinov2 = f"{_FIRST_BLOCK}layer_scale1.lambda1" in shapes
+        is_dinov2 = f"{_FIRST_LAYER}layer_scale1.lambda1" in shapes
         reads_mean = is_dinov2 and is_task_model(config.architecture)
     return fields | {"pooling": "cls_mean" if reads_mean else "cls"}
 
@@ -422,60 +339,38 @@ def _write(bundle: Bundle) -> dict[str, FileWriter]:
     }
 
 
-def _settle(fitted: Fitted) -> Fitted:
-    """Fold register positions, and a head that the model does not read."""
-    return fold_unread_head(fold_register_positions(fitted))
-
-
-def _resampling(spec: ViTSpec) -> str:
-    return FAMILIES[model_type(spec)].resampling
-
-
-_SHARED: dict[str, Any] = {
-    "stem": ("convolution", "linear"),
-    "patch_bias": (True,),
-    "class_token": (True,),
-    "positions": ("learned",),
-    "positions_cover_prefix": (True,),
-    "embedding_norm": (False,),
-    "block": ("pre_norm",),
-    "norm": ("layer",),
-    "qkv_bias": (True, False),
-    "qk_norm": (False,),
-    "final_norm": (True,),
-    "norm_before_pool": (True,),
-    "head_width": (None,),
-}
 _VIT: dict[str, Any] = {
-    **_SHARED,
-    "mlp": ("plain",),
-    "num_registers": (0,),
-    "layer_scale": (None,),
-    "pooling": ("cls",),
+    **COMMON,
+    "qkv_bias": (True, False),
+    "mlp": "plain",
+    "num_registers": 0,
+    "layer_scale": None,
+    "pooling": "cls",
 }
-"""ViT and DeiT."""
 _DINOV2: dict[str, Any] = {
-    **_SHARED,
-    "distillation_token": (False,),
-    "layer_scale": (1.0,),
-    "representation_width": (None,),
+    **COMMON,
+    "qkv_bias": (True, False),
+    "distillation_token": False,
+    "layer_scale": 1.0,
+    "representation_width": None,
     "mlp": ("plain", "swiglu_packed"),
 }
-_CAPABILITIES: tuple[Capabilities, ...] = (
-    _VIT,
-    {**_DINOV2, "num_classes": (0,), "pooling": ("cls",)},
-    {**_DINOV2, "pooling": ("cls_mean",)},
-)
-"""ViT and DeiT; DINOv2's base models, with registers and without; its classifiers."""
 HUGGINGFACE = Format(
     name="huggingface",
     detect=_detect,
     prepare=_prepare,
     infer=_infer,
     table=_hf_table,
-    capabilities=_CAPABILITIES,
+    # ViT and DeiT, and their base models, which have a pooler; DINOv2's base models, with registers
+    # and without; its classifiers.
+    capabilities=(
+        {**_VIT, "representation_width": None},
+        {**_VIT, "num_classes": 0, "distilled_readout": "cls"},
+        {**_DINOV2, "num_classes": 0, "pooling": "cls"},
+        {**_DINOV2, "pooling": "cls_mean"},
+    ),
     write=_write,
-    settle=_settle,
-    resampling=_resampling,
+    # A position for a register, and a head that the model does not read, are folded.
+    settle=lambda fitted: fold_unread_head(fold_register_positions(fitted)),
     reference=TRANSFORMERS,
 )

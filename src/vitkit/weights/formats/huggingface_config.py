@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from vitkit.errors import CheckpointError
 from vitkit.spec import Preprocess, ViTSpec
-from vitkit.weights.formats.infer_spec import HALF_MEAN, IMAGENET_MEAN
+from vitkit.weights.formats.format import HALF_MEAN, IMAGENET_MEAN
 
 HF_ACTIVATIONS = {
     "gelu": "gelu",
@@ -58,10 +58,9 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class HfConfig:
-    """The contents of a `config.json`.
+    """The contents of a `config.json`; empty where there is none.
 
     Attributes:
-        exists: False where there is none; all else is empty then.
         fields: fields of `ViTSpec`.
         architecture: the class that wrote the file, or empty.
         names: number of a class -> its name.
@@ -69,7 +68,6 @@ class HfConfig:
         pooler_act: the function after the pooler, which only models without a head read.
     """
 
-    exists: bool = False
     fields: dict[str, Any] = field(default_factory=dict)
     architecture: str = ""
     names: Mapping[str, Any] = field(default_factory=dict)
@@ -114,7 +112,6 @@ def read_hf_config(document: Mapping[str, Any] | None, family: str) -> HfConfig:
     if "activation" in fields:
         fields["activation"] = HF_ACTIVATIONS[fields["activation"]]
     return HfConfig(
-        exists=True,
         fields=fields,
         architecture=str((document.get("architectures") or [""])[0]),
         names=names,
@@ -179,51 +176,10 @@ def config_warnings(
 
 
 def model_type(spec: ViTSpec) -> str:
-    """Return the `model_type` that computes a spec, a key of `FAMILIES`.
-
-    Raises:
-        CheckpointError: none does.
-    """
-    problem = _dinov2_problem(spec) if spec.layer_scale is not None else _vit_problem(spec)
-    if problem is None and spec.representation_width:
-        problem = _representation_problem(spec)
-    if problem is not None:
-        raise CheckpointError(f"no model of transformers has {problem}")
+    """Return the `model_type` that computes a spec, a key of `FAMILIES`."""
     if spec.layer_scale is not None:
         return "dinov2_with_registers" if spec.num_registers else "dinov2"
     return "deit" if spec.distillation_token else "vit"
-
-
-def _dinov2_problem(spec: ViTSpec) -> str | None:
-    """Return the part of a spec that DINOv2's classes lack, or None."""
-    if spec.distillation_token:
-        return "a distillation token beside LayerScale"
-    if spec.num_classes and spec.pooling == "cls":
-        return (
-            "a head that reads the class token alone after LayerScale (pooling 'cls_mean' has one)"
-        )
-    if spec.representation_width:
-        return "a representation layer after LayerScale"
-    return None
-
-
-def _vit_problem(spec: ViTSpec) -> str | None:
-    """Return the part of a spec that the classes of ViT and DeiT lack, or None."""
-    if spec.num_registers:
-        return "register tokens without LayerScale"
-    if spec.pooling != "cls":
-        return f"pooling {spec.pooling!r} without LayerScale"
-    if spec.mlp != "plain":
-        return f"mlp {spec.mlp!r} without LayerScale"
-    return None
-
-
-def _representation_problem(spec: ViTSpec) -> str | None:
-    if spec.num_classes:
-        return "a head after a representation layer (num_classes=0 leaves the head out)"
-    if spec.distillation_token and spec.distilled_readout == "mean":
-        return "a representation layer on two tokens"
-    return None
 
 
 def hf_class(spec: ViTSpec) -> str:
@@ -360,7 +316,7 @@ def read_preprocessor(
         )
     mean, std = _mean_and_std(document, usual)
     fit, their_size, differences = _fit(document)
-    if their_size not in (None, size):
+    if their_size != size:
         differences.append(
             f"images become {their_size[0]} x {their_size[1]} there; {size[0]} x {size[1]} here, "
             "as the model's positions require"
@@ -379,8 +335,6 @@ def _mean_and_std(
     Theirs normalise value * rescale_factor, with values in [0, 255].
     """
     factor = document.get("rescale_factor", 1 / 255) if document.get("do_rescale", True) else 1
-    if not isinstance(factor, int | float):
-        raise CheckpointError("preprocessor_config.json: rescale_factor is not a number")
     # (value * factor - mean) / std = (value / 255 - mean / scale) / (std / scale).
     scale = 255 * factor
     if math.isclose(scale, 1):  # 1 / 255 as a decimal number, so that mean and std stay exact
@@ -400,35 +354,30 @@ def _per_channel(value: Any) -> tuple[float, ...]:
     return tuple(value) if isinstance(value, (list, tuple)) else (value,) * 3
 
 
-def _fit(document: Mapping[str, Any]) -> tuple[dict[str, Any], Sides | None, list[str]]:
-    """Return `fit` and `crop_ratio`, the size (H, W) that results, and differences from theirs."""
+def _fit(document: Mapping[str, Any]) -> tuple[dict[str, Any], Sides, list[str]]:
+    """Return `fit` and `crop_ratio`, the size (H, W) that results, and a line if theirs differs."""
     kind = str(document.get("image_processor_type") or document.get("feature_extractor_type") or "")
-    # ViT's and DeiT's processors squash; Bit's and CLIP's resize the shorter side.
-    keeps_shape = kind.startswith(("Bit", "CLIP"))
-    # Absent entries have the default of their class, and the classes differ.
-    crops = document.get("do_center_crop", keeps_shape or kind.startswith("DeiT"))
-    crop = _sides(document.get("crop_size", 224)) if crops else None
-    if not document.get("do_resize", True):
-        return {"fit": "crop", "crop_ratio": 1.0}, crop, ["images are not resized there"]
     size = document.get("size", 224)
+    # ViT's and DeiT's processors squash; Bit's and CLIP's resize the shorter side, and so do all
+    # that name it. Absent entries have the default of their class, and the classes differ.
+    keeps_shape = kind.startswith(("Bit", "CLIP"))
     if isinstance(size, Mapping) and "shortest_edge" in size:
-        size = size["shortest_edge"]  # a processor of any kind keeps the shape then
-        keeps_shape = True
+        size, keeps_shape = size["shortest_edge"], True
     sides = _sides(size)
-    if not keeps_shape and crop in (None, sides):
-        return {"fit": "squash"}, sides, []
-    if crop is None:
-        return {"fit": "crop", "crop_ratio": 1.0}, None, ["images keep their shape there"]
-    differences: list[str] = []
-    if crop[0] > sides[0]:
-        differences.append("the crop is larger than the image there, and padded")
-    ratio = _crop_ratio(crop[0], sides[0])
-    if not keeps_shape and math.floor(crop[1] / ratio) != sides[1]:
-        differences.append(
-            f"images are squashed to {sides[0]} x {sides[1]} there before they are cropped"
-        )
-    fit = "crop" if keeps_shape else "squash-crop"
-    return {"fit": fit, "crop_ratio": ratio}, crop, differences
+    is_cropped = document.get("do_center_crop", keeps_shape or kind.startswith("DeiT"))
+    crop = _sides(document.get("crop_size", 224)) if is_cropped else sides
+    if not keeps_shape and crop == sides:
+        fit: dict[str, Any] = {"fit": "squash"}
+        is_same = True
+    else:
+        ratio = _crop_ratio(crop[0], sides[0])
+        fit = {"fit": "crop" if keeps_shape else "squash-crop", "crop_ratio": ratio}
+        is_padded = crop[0] > sides[0]
+        is_same = math.floor(crop[1] / ratio) == sides[1] or keeps_shape
+        is_same = is_same and is_cropped and not is_padded
+    if is_same and document.get("do_resize", True):
+        return fit, crop, []
+    return fit, crop, ["images are resized or cropped in another way there"]
 
 
 def _crop_ratio(crop: int, edge: int) -> float:

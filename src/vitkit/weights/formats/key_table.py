@@ -1,19 +1,21 @@
 """Two-way tables between a format's tensor names and ours, with invertible transforms.
 
 Reading, writing and their errors are implemented here, once for all formats. A row's names may hold
-`{i}`, the number of a block, and `{p}`, `weight` or `bias`; it applies where the model has our
-names. Every tensor of the model must be claimed by exactly one row, and every tensor of the file by
-a row or by a pattern of `ignored`: none is dropped silently.
+`{i}`, the number of a block; `{p}`, `weight` or `bias`; and in a ResNet stem `{s}` and `{u}`, the
+numbers of a stage and of a unit in it, or `{s1}` and `{u1}` where they start at 1. A row applies
+where the model has our names. Every tensor of the model must be claimed by exactly one row, and
+every tensor of the file by a row or by a pattern of `ignored`: none is dropped silently.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from einops import EinopsError
@@ -22,10 +24,13 @@ from torch import Tensor
 from vitkit.errors import CheckpointError
 from vitkit.messages import did_you_mean, plural
 from vitkit.spec import ViTSpec
-from vitkit.weights.tensor_file import Header, Source
+from vitkit.weights.tensor_file import Header, Shapes, Source
 
 TensorParts: TypeAlias = tuple[Tensor, ...]
 """The tensors of one row, in its order."""
+BLOCK = "blocks.{i}."
+RESNET_UNIT = "stages.{s}.blocks.{u}."
+"""Our names in a block, and in a unit of a ResNet stem."""
 PARTIAL_HINT = "to load the rest, pass strict=False (--allow-partial)"
 INTEGER = re.compile(r"[<>|=]?[iub]\d+|[IU]\d+|BOOL|u?int\d+|bool")
 """Dtypes of whole numbers, as safetensors, numpy or torch name them."""
@@ -47,12 +52,17 @@ def _as_is(parts: TensorParts, spec: ViTSpec) -> TensorParts:
     return parts
 
 
-def _transposed(parts: TensorParts, spec: ViTSpec) -> TensorParts:
-    return tuple(part.mT for part in parts)
-
-
 AS_IS = KeyTransform(_as_is, _as_is)
-TRANSPOSED = KeyTransform(_transposed, _transposed)
+
+
+def each(
+    to_ours: Callable[[Tensor, ViTSpec], Tensor], to_theirs: Callable[[Tensor, ViTSpec], Tensor]
+) -> KeyTransform:
+    """Return the transform that changes each tensor of a row by itself."""
+    return KeyTransform(
+        lambda parts, spec: tuple(to_ours(part, spec) for part in parts),
+        lambda parts, spec: tuple(to_theirs(part, spec) for part in parts),
+    )
 
 
 def stacked(count: int) -> KeyTransform:
@@ -81,11 +91,60 @@ def row(
     theirs: str | Sequence[str], ours: str | Sequence[str], transform: KeyTransform = AS_IS
 ) -> Row:
     """Return a `Row`; a single name may be a plain string."""
-    return Row(_names(theirs), _names(ours), transform)
+    names, our_names = (
+        (side,) if isinstance(side, str) else tuple(side) for side in (theirs, ours)
+    )
+    return Row(names, our_names, transform)
 
 
-def _names(one_or_more: str | Sequence[str]) -> tuple[str, ...]:
-    return (one_or_more,) if isinstance(one_or_more, str) else tuple(one_or_more)
+def renamed(names: Mapping[str, str], theirs: str = "", ours: str = "") -> list[Row]:
+    """Return the rows of tensors that have other names only: theirs -> ours, after prefixes."""
+    return [row(theirs + name, ours + our_name) for name, our_name in names.items()]
+
+
+def token_rows(spec: ViTSpec, tokens: Mapping[str, str], positions: str) -> list[Row]:
+    """Return the rows of tokens and positions where theirs has no positions for registers.
+
+    Ours then gets rows of zeros for them, and the same file can be written again. Where our table
+    has no rows for prefix tokens, theirs are added to the tokens, and written as zeros.
+
+    Args:
+        spec: the model.
+        tokens: our name of a token -> theirs.
+        positions: their name of the table.
+    """
+    in_table = ["cls_token", "dist_token"][: 1 + spec.distillation_token]
+    if spec.positions_cover_prefix:
+        rows = [row(positions, "pos_embed", each(_with_register_rows, _without_register_rows))]
+    else:
+        theirs = [tokens[name] for name in in_table]
+        added = KeyTransform(_rows_added, _rows_of_zeros)
+        rows = [row([*theirs, positions], [*in_table, "pos_embed"], added)]
+    return [*rows, *renamed({theirs: ours for ours, theirs in tokens.items()})]
+
+
+def _with_register_rows(positions: Tensor, spec: ViTSpec) -> Tensor:
+    first, patches = positions.tensor_split([1 + spec.distillation_token], dim=1)
+    return torch.cat([first, first.new_zeros(1, spec.num_registers, spec.width), patches], dim=1)
+
+
+def _without_register_rows(positions: Tensor, spec: ViTSpec) -> Tensor:
+    # These rows are zeros: `fold_register_positions` adds others to the registers before.
+    ends = [1 + spec.distillation_token, spec.num_prefix_tokens]
+    first, _, patches = positions.tensor_split(ends, dim=1)
+    return torch.cat([first, patches], dim=1)
+
+
+def _rows_added(parts: TensorParts, spec: ViTSpec) -> TensorParts:
+    *tokens, positions = parts
+    # Row i of the table belongs to token i: class, then distillation.
+    added = [token + positions[:, i : i + 1] for i, token in enumerate(tokens)]
+    return *added, positions[:, len(tokens) :]
+
+
+def _rows_of_zeros(parts: TensorParts, spec: ViTSpec) -> TensorParts:
+    *tokens, positions = parts
+    return *tokens, torch.cat([*map(torch.zeros_like, tokens), positions], dim=1)
 
 
 @dataclass(frozen=True)
@@ -95,17 +154,19 @@ class Table:
     Attributes:
         rows: correspondences; the first one that claims a tensor of ours has it.
         ignored: patterns of their tensors that no forward pass of a ViT uses, each with the reason.
+        same_names: tensors that no row claims have our names there.
     """
 
     rows: tuple[Row, ...]
     ignored: tuple[tuple[str, str], ...] = ()
+    same_names: bool = False
 
-    def applied(self, names: Set[str], depth: int) -> list[Row]:
-        """Return the rows for a model, with block numbers and kinds filled in.
+    def applied(self, names: Set[str], spec: ViTSpec) -> list[Row]:
+        """Return the rows for a model, with all numbers and kinds filled in.
 
         Args:
             names: names of all tensors of the model, ours.
-            depth: L, the number of its blocks.
+            spec: the model.
 
         Raises:
             CheckpointError: a tensor of the model that no row claims: the format cannot hold it.
@@ -114,36 +175,36 @@ class Table:
         rows: list[Row] = []
         for rule in self.rows:
             # Rows for parts that this model lacks match none of its names, and fall out here.
-            for filled in _fillings(rule, depth):
+            for filled in _fillings(rule, spec):
                 if claimed.isdisjoint(filled.ours) and names >= set(filled.ours):
                     claimed |= set(filled.ours)
                     rows.append(filled)
         unclaimed = sorted(names - claimed)
-        if unclaimed:
+        if unclaimed and not self.same_names:
             raise CheckpointError(
                 f"the format cannot store {few(unclaimed)}; convert to another format"
             )
-        return rows
+        return [*rows, *(row(name, name) for name in unclaimed)]
 
 
-def _fillings(rule: Row, depth: int) -> Iterator[Row]:
-    """Yield a row once for each block and for `weight` and `bias`, as far as its names ask."""
+def _fillings(rule: Row, spec: ViTSpec) -> Iterator[Row]:
+    """Yield a row once for each block, stage, unit and kind that its names ask for."""
     names = " ".join(rule.ours)
-    # A row without {i} is for the whole model, one without {p} for a single tensor.
-    layers = range(depth if "{i}" in names else 1)
-    kinds = ("weight", "bias") if "{p}" in names else ("",)
 
-    for layer in layers:
-        for kind in kinds:
-            yield Row(
-                tuple(_filled(name, layer, kind) for name in rule.theirs),
-                tuple(_filled(name, layer, kind) for name in rule.ours),
-                rule.transform,
-            )
+    def choices(key: str, values: Sequence[Any]) -> Sequence[Any]:
+        return values if f"{{{key}}}" in names else values[:1]
 
-
-def _filled(name: str, layer: int, kind: str) -> str:
-    return name.replace("{i}", str(layer)).replace("{p}", kind)
+    for i, s, u, kind in itertools.product(
+        choices("i", range(spec.depth)),
+        choices("s", range(len(spec.resnet_layers) or 1)),
+        choices("u", range(max(spec.resnet_layers, default=1))),
+        choices("p", ("weight", "bias")),
+    ):
+        filling = {"i": i, "s": s, "s1": s + 1, "u": u, "u1": u + 1, "p": kind}
+        theirs, ours = (
+            tuple(n.format(**filling) for n in side) for side in (rule.theirs, rule.ours)
+        )
+        yield Row(theirs, ours, rule.transform)
 
 
 def check_size(spec: ViTSpec, theirs: Mapping[str, tuple[int, ...]]) -> None:
@@ -187,21 +248,21 @@ class KeyMatch(NamedTuple):
     unknown: tuple[str, ...]
 
 
-def match_keys(table: Table, header: Header, ours: Set[str], depth: int) -> KeyMatch:
+def match_keys(table: Table, spec: ViTSpec, ours: Set[str], header: Header) -> KeyMatch:
     """Match the names in a file with those that a format has for a model.
 
     Args:
         table: table of the file's format.
+        spec: the model.
+        ours: our names of all its tensors.
         header: header of the file, with the names of the table.
-        ours: our names of all tensors of the model.
-        depth: L, the number of its blocks.
     """
     names = header.shapes.keys()
     complete: list[Row] = []
     claimed: set[str] = set()
     needed: dict[str, None] = {}  # an ordered set
     fresh: list[str] = []
-    for line in table.applied(ours, depth):
+    for line in table.applied(ours, spec):
         # A row is read as a whole: a part of it makes none of our tensors.
         if names >= set(line.theirs):
             complete.append(line)
@@ -210,14 +271,13 @@ def match_keys(table: Table, header: Header, ours: Set[str], depth: int) -> KeyM
             needed.update(dict.fromkeys(line.theirs))
             fresh += line.ours
     ignored: list[str] = []
-    integers: list[str] = []
     unknown: list[str] = []
     for name in sorted(names - claimed - needed.keys()):
-        reason = _reason_to_ignore(table, name)
-        if reason is not None:
-            ignored.append(f"{name}: {reason}")
-        elif is_integer(header.dtypes[name]):  # counters, such as num_batches_tracked
-            integers.append(f"{name}: whole numbers, not weights")
+        reasons = [reason for pattern, reason in table.ignored if fnmatchcase(name, pattern)]
+        if is_integer(header.dtypes[name]):  # counters, such as num_batches_tracked
+            reasons.append("whole numbers, not weights")
+        if reasons:
+            ignored.append(f"{name}: {reasons[0]}")
         else:
             unknown.append(name)
     return KeyMatch(
@@ -225,16 +285,9 @@ def match_keys(table: Table, header: Header, ours: Set[str], depth: int) -> KeyM
         missing=tuple(name for name in needed if name not in names),
         fresh=tuple(fresh),
         unusable=tuple(name for name in needed if name in names),
-        ignored=(*ignored, *integers),
+        ignored=tuple(ignored),
         unknown=tuple(unknown),
     )
-
-
-def _reason_to_ignore(table: Table, name: str) -> str | None:
-    for pattern, reason in table.ignored:
-        if fnmatchcase(name, pattern):
-            return reason
-    return None
 
 
 def is_integer(dtype: str) -> bool:
@@ -243,19 +296,14 @@ def is_integer(dtype: str) -> bool:
 
 
 def read_tensors(
-    table: Table,
-    spec: ViTSpec,
-    shapes: Mapping[str, tuple[int, ...]],
-    theirs: Source,
-    *,
-    strict: bool = True,
+    table: Table, spec: ViTSpec, shapes: Shapes, theirs: Source, *, strict: bool = True
 ) -> tuple[dict[str, Tensor], KeyMatch]:
     """Read their tensors under our names.
 
     Args:
         table: table of their format.
         spec: the model.
-        shapes: our name -> shape of all tensors of the model.
+        shapes: those of all its tensors, by our names.
         theirs: the open file, with the names of the table.
         strict: refuse missing and unknown tensors; else those are left out.
 
@@ -265,12 +313,26 @@ def read_tensors(
     Raises:
         CheckpointError: a tensor that is missing, unknown, or of another shape than the spec says.
     """
-    match = match_keys(table, theirs.header, shapes.keys(), spec.depth)
-    if strict:
-        _refuse_partial(match, theirs)
+    match = match_keys(table, spec, shapes.keys(), theirs.header)
+    if strict and match.missing:
+        first, *others = match.missing
+        subject = f"{first} and {len(others)} more are" if others else f"{first} is"
+        near = did_you_mean(first, theirs)
+        raise CheckpointError(f"tensor {subject} missing{near}; {PARTIAL_HINT}")
+    if strict and match.unknown:
+        count = plural(len(match.unknown), "unknown tensor")
+        raise CheckpointError(f"{count}: {few(match.unknown)}; {PARTIAL_HINT}")
     ours: dict[str, Tensor] = {}
+    # One row at a time, so that only one row is in memory twice.
     for rule in match.rows:
-        for name, tensor in zip(rule.ours, _transformed(rule, spec, theirs), strict=True):
+        parts = tuple(theirs[name] for name in rule.theirs)
+        try:
+            made = rule.transform.to_ours(parts, spec)
+        except (RuntimeError, LookupError, TypeError, ValueError, EinopsError):
+            named = zip(rule.theirs, parts, strict=True)
+            shown = " + ".join(f"{name} {tuple(part.shape)}" for name, part in named)
+            raise CheckpointError(f"{shown} cannot be converted to {few(rule.ours)}") from None
+        for name, tensor in zip(rule.ours, made, strict=True):
             if tuple(tensor.shape) != shapes[name]:
                 raise CheckpointError(
                     f"{' + '.join(rule.theirs)} gives {name} the shape {tuple(tensor.shape)}; "
@@ -279,32 +341,6 @@ def read_tensors(
             # Copied at once where it is a view, so that theirs need not stay in memory.
             ours[name] = tensor.contiguous()
     return ours, match
-
-
-def _transformed(rule: Row, spec: ViTSpec, theirs: Source) -> TensorParts:
-    """Read the tensors of a row, and change them to ours."""
-    # Read here, one row at a time, so that only one row is in memory twice.
-    parts = tuple(map(theirs.__getitem__, rule.theirs))
-    try:
-        return rule.transform.to_ours(parts, spec)
-    except (RuntimeError, LookupError, TypeError, ValueError, EinopsError):
-        named = zip(rule.theirs, parts, strict=True)
-        shown = " + ".join(f"{name} {tuple(part.shape)}" for name, part in named)
-        raise CheckpointError(f"{shown} cannot be converted to {few(rule.ours)}") from None
-
-
-def _refuse_partial(match: KeyMatch, theirs: Source) -> None:
-    """Refuse missing and unknown tensors."""
-    missing = match.missing
-    if missing:
-        near = did_you_mean(missing[0], theirs)
-        subject = f"tensor {missing[0]} is"
-        if len(missing) > 1:
-            subject = f"tensor {missing[0]} and {len(missing) - 1} more are"
-        raise CheckpointError(f"{subject} missing{near}; {PARTIAL_HINT}")
-    if match.unknown:
-        count = plural(len(match.unknown), "unknown tensor")
-        raise CheckpointError(f"{count}: {few(match.unknown)}; {PARTIAL_HINT}")
 
 
 def write_tensors(table: Table, spec: ViTSpec, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -319,9 +355,9 @@ def write_tensors(table: Table, spec: ViTSpec, ours: Mapping[str, Tensor]) -> di
         CheckpointError: a tensor that the format cannot hold.
     """
     theirs: dict[str, Tensor] = {}
-    for rule in table.applied(ours.keys(), spec.depth):
+    for rule in table.applied(ours.keys(), spec):
         # Their shapes need no check: ours have been compared with the spec.
-        parts = rule.transform.to_theirs(tuple(map(ours.__getitem__, rule.ours)), spec)
+        parts = rule.transform.to_theirs(tuple(ours[name] for name in rule.ours), spec)
         for name, part in zip(rule.theirs, parts, strict=True):
             theirs[name] = part.contiguous()
     return theirs

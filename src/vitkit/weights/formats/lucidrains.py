@@ -16,45 +16,49 @@ import importlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from einops import rearrange
-from safetensors import safe_open
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter
-from vitkit.io.results import parse_json
 from vitkit.spec import ViTSpec
 from vitkit.weights.formats.format import (
     CLASS_TOKEN_ONLY,
     FIRST_PAPER,
     FIXED_BY_CODE,
+    FOREIGN_METADATA_KEY,
+    HALF_MEAN,
     WEIGHTS_FILE,
     BuiltModel,
     Bundle,
-    Capabilities,
     Format,
-    ReferenceLibrary,
-    bundle_writer,
-    weights_file,
-)
-from vitkit.weights.formats.infer_spec import (
-    HALF_MEAN,
     Inferred,
+    ReferenceLibrary,
     as_pair,
+    bundle_writer,
     depth_of,
     finish,
     how_to_state,
     image_size,
+    read_description,
+    weights_file,
 )
-from vitkit.weights.formats.key_table import KeyTransform, Table, TensorParts, row
+from vitkit.weights.formats.key_table import (
+    BLOCK,
+    KeyTransform,
+    Table,
+    TensorParts,
+    each,
+    renamed,
+    row,
+)
 from vitkit.weights.tensor_file import Header, Source
 
 ARGUMENTS_KEY = "vit_pytorch"
@@ -88,38 +92,17 @@ CLASSES = (
 those with the stem "convolution" are of `PLAIN`, the others of `NEWEST`."""
 _PATCHES = "to_patch_embedding."
 _THEIRS = "transformer.layers.{i}."
-_OURS = "blocks.{i}."
 _HEAD_WIDTH = 64
 """The constructor's default of `dim_head`."""
 _NORM_AFTER_POOLING = "last norm after pooling, as in vit-pytorch up to 0.40.2"
 """A note of `_prepare`, which `_infer` reads."""
-_SPEC_FIELDS = {
-    "image_size": "image_size",
-    "patch_size": "patch_size",
-    "channels": "in_channels",
-    "heads": "num_heads",
-    "dim_head": "head_width",
-    "pool": "pooling",
-}
-"""Keyword of their constructor -> our spec field."""
+_STATED = ("num_heads", "head_width", "patch_size", "in_channels", "pooling")
+"""Spec fields that a file written by vitkit states, and the tensors do not show."""
 
 
-def _release(spec: ViTSpec) -> str:
-    """Return the release whose classes compute this model.
-
-    Raises:
-        CheckpointError: none does.
-    """
-    stem = "convolution" if spec.stem == "linear" else spec.stem
-    # For one token, a norm before pooling and one after it are the same.
-    norm_first = spec.norm_before_pool or spec.pooling == "cls"
-    if (stem, spec.positions, spec.class_token, spec.pooling, norm_first) not in CLASSES:
-        names = ("stem", "positions", "class_token", "pooling", "norm_before_pool")
-        together = ", ".join(f"{name} = {getattr(spec, name)!r}" for name in names)
-        raise CheckpointError(
-            f"neither {PLAIN} nor {NEWEST} of vit-pytorch computes {together} in one model"
-        )
-    return PLAIN if stem == "convolution" else NEWEST
+def _is_plain(spec: ViTSpec) -> bool:
+    """Return True for a model of `PLAIN`, False for one of `NEWEST`."""
+    return spec.stem != "normed_linear"
 
 
 def _renamed_parts(names: Iterable[str], parts: Mapping[str, str]) -> dict[str, str]:
@@ -172,7 +155,10 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     is_normed = f"{_PATCHES}3.weight" in shapes
     # In the newest release, models that pool by the mean have an empty token (0, D).
     class_token = not is_simple and shapes["cls_token"][-2] > 0
-    given = {**_stated_fields(header, class_token), **overrides}
+    given = dict(overrides)
+    description = read_description(header, FOREIGN_METADATA_KEY)
+    if description is not None:
+        given = {name: getattr(description.spec, name) for name in _STATED} | given
     # A norm comes first where the projection has one on each side.
     width, values = shapes[f"{_PATCHES}{1 + is_normed}.weight"]
     channels, patch = _channels_and_patch(values, given)
@@ -216,24 +202,6 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     return finish(fields, given, HALF_MEAN, usual=usual, warnings=tuple(warnings))
 
 
-def _stated_fields(header: Header, class_token: bool) -> dict[str, Any]:
-    """Return the spec fields in the header, which only files written by vitkit have."""
-    try:
-        arguments = dict(parse_json(header.metadata.get(ARGUMENTS_KEY, "{}")))
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"the header's vit_pytorch is not a JSON object: {error}") from None
-    fields: dict[str, Any] = {}
-    for name, value in arguments.items():
-        if name in _SPEC_FIELDS:
-            if isinstance(value, list):
-                value = tuple(value)
-            fields[_SPEC_FIELDS[name]] = value
-    # With a class token, vit-pytorch's "mean" includes that token.
-    if class_token and fields.get("pooling") == "mean":
-        fields["pooling"] = "mean_all"
-    return fields
-
-
 def _channels_and_patch(values: int, given: Mapping[str, Any]) -> tuple[int, tuple[int, int]]:
     """Return channels and patch size of a patch with this number of values.
 
@@ -269,24 +237,25 @@ def _head_fields(inner: int, width: int, given: Mapping[str, Any]) -> dict[str, 
     return {"num_heads": heads, "head_width": None if inner == width else head_width}
 
 
-def _reordered(pattern: str, parts: TensorParts, spec: ViTSpec) -> TensorParts:
-    rows, columns = spec.patch_size
-    return (rearrange(parts[0], pattern, P=rows, Q=columns, C=spec.in_channels),)
-
-
 def _ordered(ours: str) -> KeyTransform:
     """Return the transform of a patch's values, which theirs have by (row, column, channel)."""
+
+    def change(pattern: str) -> Callable[[Tensor, ViTSpec], Tensor]:
+        def reorder(part: Tensor, spec: ViTSpec) -> Tensor:
+            rows, columns = spec.patch_size
+            return rearrange(part, pattern, P=rows, Q=columns, C=spec.in_channels)
+
+        return reorder
+
     theirs = "... (P Q C)"
-    return KeyTransform(
-        partial(_reordered, f"{theirs} -> {ours}"), partial(_reordered, f"{ours} -> {theirs}")
-    )
+    return each(change(f"{theirs} -> {ours}"), change(f"{ours} -> {theirs}"))
 
 
 _FLAT_PATCH = _ordered("... (C P Q)")
 _PATCH_KERNEL = _ordered("... C P Q")
-_BATCH_AXIS = KeyTransform(  # tokens and positions have a batch axis up to 0.40.2
-    lambda parts, spec: (parts[0].reshape(1, -1, spec.width),),
-    lambda parts, spec: parts if _release(spec) == PLAIN else (parts[0][0],),
+_BATCH_AXIS = each(  # tokens and positions have a batch axis up to 0.40.2
+    lambda part, spec: part.reshape(1, -1, spec.width),
+    lambda part, spec: part if _is_plain(spec) else part[0],
 )
 _EMPTY_TOKEN = KeyTransform(  # the class token (0, D) of models that pool by the mean
     lambda parts, spec: (), lambda parts, spec: (torch.zeros(0, spec.width),)
@@ -337,27 +306,32 @@ def _table(spec: ViTSpec) -> Table:
             to_out = []
     matrix = f"{_PATCHES}{1 + is_normed}."
     kernel = _FLAT_PATCH if is_normed else _PATCH_KERNEL
-    projection = [f"{_OURS}attn.proj.weight", f"{_OURS}attn.proj.bias"]
-    rows = [row("pos_embedding", "pos_embed", _BATCH_AXIS)]
-    rows.append(row("cls_token", "cls_token", _BATCH_AXIS))
-    if not is_simple and not spec.class_token:
-        rows.append(row("cls_token", (), _EMPTY_TOKEN))
-    rows += [
+    projection = [f"{BLOCK}attn.proj.weight", f"{BLOCK}attn.proj.bias"]
+    around = {
+        f"{matrix}bias": "patch_embed.proj.bias",
+        f"{_PATCHES}3.{{p}}": "patch_embed.norm.{p}",
+        # One of the two applies: a model's last norm is before pooling or after it.
+        "transformer.norm.{p}": "norm.{p}" if spec.norm_before_pool else "fc_norm.{p}",
+        f"{head}.{{p}}": "head.{p}",
+    }
+    inside = {
+        "0.norm.{p}": "norm1.{p}",
+        "0.to_qkv.weight": "attn.qkv.weight",
+        "1.net.0.{p}": "norm2.{p}",
+        "1.net.1.{p}": "mlp.fc1.{p}",
+        f"1.net.{fc2}.{{p}}": "mlp.fc2.{p}",
+    }
+    rows = [
+        row("pos_embedding", "pos_embed", _BATCH_AXIS),
+        row("cls_token", "cls_token", _BATCH_AXIS),
         row(f"{_PATCHES}1.{{p}}", "patch_embed.norm_patches.{p}", _FLAT_PATCH),
         row(f"{matrix}weight", "patch_embed.proj.weight", kernel),
-        row(f"{matrix}bias", "patch_embed.proj.bias"),
-        row(f"{_PATCHES}3.{{p}}", "patch_embed.norm.{p}"),
-        row(f"{_THEIRS}0.norm.{{p}}", f"{_OURS}norm1.{{p}}"),
-        row(f"{_THEIRS}0.to_qkv.weight", f"{_OURS}attn.qkv.weight"),
         row([f"{_THEIRS}0.to_out.{p}" for p in to_out], projection, _projection(len(to_out))),
-        row(f"{_THEIRS}1.net.0.{{p}}", f"{_OURS}norm2.{{p}}"),
-        row(f"{_THEIRS}1.net.1.{{p}}", f"{_OURS}mlp.fc1.{{p}}"),
-        row(f"{_THEIRS}1.net.{fc2}.{{p}}", f"{_OURS}mlp.fc2.{{p}}"),
-        # One of the two applies: a model's last norm is before pooling or after it.
-        row("transformer.norm.{p}", "norm.{p}"),
-        row("transformer.norm.{p}", "fc_norm.{p}"),
-        row(f"{head}.{{p}}", "head.{p}"),
+        *renamed(around),
+        *renamed(inside, _THEIRS, BLOCK),
     ]
+    if not is_simple and not spec.class_token:
+        rows.append(row("cls_token", (), _EMPTY_TOKEN))
     return Table(tuple(rows))
 
 
@@ -387,17 +361,12 @@ def _one_or_two(sides: tuple[int, int]) -> int | tuple[int, int]:
 
 
 def _build(path: Path, spec: ViTSpec) -> BuiltModel | None:
-    """Build the model by the constructor's arguments in the file's header."""
-    if _release(spec) == PLAIN:
+    """Build the model of the newest release."""
+    if _is_plain(spec):
         return None
     library: Any = importlib.import_module("vit_pytorch")
-    with safe_open(weights_file(path), framework="pt") as file:
-        arguments = json.loads(file.metadata()[ARGUMENTS_KEY])
+    arguments = _constructor_arguments(spec)
     make = getattr(library, arguments.pop("class"))
-    # JSON has no tuples, and the constructor takes no lists.
-    for name, value in arguments.items():
-        if isinstance(value, list):
-            arguments[name] = tuple(value)
     with torch.device("meta"):
         model = make(**arguments)
     if isinstance(model.pos_embedding, nn.Parameter):
@@ -419,7 +388,7 @@ def _write(bundle: Bundle) -> dict[str, FileWriter]:
         CheckpointError: no head, for a release whose class always has one.
     """
     spec = bundle.spec
-    release = _release(spec)
+    release = PLAIN if _is_plain(spec) else NEWEST
     arguments = _constructor_arguments(spec)
     class_name = arguments["class"]
     if not spec.num_classes and (class_name == "SimpleViT" or release == PLAIN):
@@ -437,30 +406,29 @@ def _write(bundle: Bundle) -> dict[str, FileWriter]:
 
 
 _SHARED: dict[str, Any] = {
-    **{name: values for name, values in FIRST_PAPER.items() if name != "head_width"},
+    **{name: value for name, value in FIRST_PAPER.items() if name != "head_width"},
     **CLASS_TOKEN_ONLY,
-    "norm_eps": (1e-5,),
-    "qkv_bias": (False,),
-    "representation_width": (None,),
+    "norm_eps": 1e-5,
+    "qkv_bias": False,
+    "representation_width": None,
 }
-_CAPABILITIES: tuple[Capabilities, ...] = tuple(
-    {
-        **_SHARED,
-        "stem": (stem, "linear") if stem == "convolution" else (stem,),
-        "positions": (positions,),
-        "class_token": (class_token,),
-        "pooling": (pooling,),
-        "norm_before_pool": (norm_first,),
-    }
-    for stem, positions, class_token, pooling, norm_first in CLASSES
-)
 LUCIDRAINS = Format(
     name="lucidrains",
     detect=_detect,
     prepare=_prepare,
     infer=_infer,
     table=_table,
-    capabilities=_CAPABILITIES,
+    capabilities=tuple(
+        {
+            **_SHARED,
+            "stem": (stem, "linear") if stem == "convolution" else stem,
+            "positions": positions,
+            "class_token": class_token,
+            "pooling": pooling,
+            "norm_before_pool": norm_first,
+        }
+        for stem, positions, class_token, pooling, norm_first in CLASSES
+    ),
     write=_write,
     fixed=FIXED_BY_CODE,
     reference=ReferenceLibrary("vit-pytorch", OLDEST_TESTED, ("vit_pytorch",), _build),

@@ -1,4 +1,4 @@
-"""timm's `VisionTransformer`, distilled and hybrid ones, and its `Eva`: files and Hub folders."""
+"""timm's `VisionTransformer`, distilled and hybrid ones, its `Eva`; and facebookresearch/deit."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter
@@ -18,26 +19,27 @@ from vitkit.io.results import read_json
 from vitkit.models.presets import table as presets
 from vitkit.spec import STAGE_STRIDES, Preprocess, ViTSpec
 from vitkit.weights.formats.format import (
+    FIRST_PAPER,
+    FIXED_BY_CODE,
+    HALF_MEAN,
+    IMAGENET_MEAN,
     WEIGHTS_FILE,
     BuiltModel,
     Bundle,
-    Capabilities,
     Format,
-    ReferenceLibrary,
-    bundle_writer,
-    weights_file,
-)
-from vitkit.weights.formats.infer_spec import (
-    HALF_MEAN,
     Inferred,
+    ReferenceLibrary,
     as_pair,
+    bundle_writer,
     depth_of,
     finish,
     how_to_state,
     image_size,
+    resnet_layers,
     usual_heads,
+    weights_file,
 )
-from vitkit.weights.formats.key_table import AS_IS, KeyTransform, Row, Table, TensorParts, row
+from vitkit.weights.formats.key_table import BLOCK, Table, each, renamed, row
 from vitkit.weights.formats.timm_config import (
     StatedModel,
     architecture_name,
@@ -46,6 +48,7 @@ from vitkit.weights.formats.timm_config import (
     is_eva,
     origin_of,
     read_statement,
+    timm_architecture,
 )
 from vitkit.weights.formats.unwrapping import plain_head
 from vitkit.weights.tensor_file import Header, Shapes, Source
@@ -62,43 +65,13 @@ _DINO_NAMES = {
 }
 """Names that DINO's own files have beside timm's."""
 # timm's `Eva` has LayerScale as parameters of the block, and two biases beside the matrix.
-EVA_NAMES = {
-    "ls1.gamma": "gamma_1",
-    "ls2.gamma": "gamma_2",
-    "attn.qkv.q_bias": "attn.q_bias",
-    "attn.qkv.v_bias": "attn.v_bias",
-}
+FIRST_SCALES = {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"}
+EVA_NAMES = {**FIRST_SCALES, "attn.qkv.q_bias": "attn.q_bias", "attn.qkv.v_bias": "attn.v_bias"}
 """Our name in a block -> that of timm's `Eva`."""
-_IN_BLOCK = (
-    "attn.qkv.{p}",
-    "attn.q_norm.{p}",
-    "attn.k_norm.{p}",
-    "attn.proj.{p}",
-    "norm1.{p}",
-    "norm2.{p}",
-    "mlp.fc1.{p}",
-    "mlp.fc1_g.{p}",
-    "mlp.fc1_x.{p}",
-    "mlp.fc2.{p}",
-)
-_IN_POOL = ("latent", "q.{p}", "kv.{p}", "proj.{p}", "norm.{p}", "mlp.fc1.{p}", "mlp.fc2.{p}")
-_AROUND_BLOCKS = (
-    "cls_token",
-    "dist_token",
-    "reg_token",
-    "pos_embed",
-    "norm_pre.{p}",
-    "norm.{p}",
-    "fc_norm.{p}",
-    "pre_logits.fc.{p}",
-    "head.{p}",
-    "head_dist.{p}",
-)
 _IGNORED = (
     ("mask_token", "stands for masked patches in MAE's pre-training"),
     ("decoder_*", "restores masked patches in MAE's pre-training"),
 )
-_IGNORED_POOL = ("attn_pool.*", "attention pooling, which this model does without")
 
 
 def has_timm_names(header: Header) -> bool:
@@ -112,46 +85,27 @@ def has_timm_names(header: Header) -> bool:
     return needed <= names and names.isdisjoint(_DINO_NAMES)
 
 
-def _unfolded(parts: TensorParts, spec: ViTSpec) -> TensorParts:
+def _unfolded(part: Tensor, spec: ViTSpec) -> Tensor:
     """Turn old files' matrix of patches, channels first, into the kernel of a convolution."""
-    return tuple(
-        # (D, C P P) -> (D, C, P, P)
-        part.reshape(len(part), -1, *spec.patch_size) if part.ndim == 2 else part
-        for part in parts
-    )
+    # (D, C P P) -> (D, C, P, P)
+    return part.reshape(len(part), -1, *spec.patch_size) if part.ndim == 2 else part
 
 
-def timm_table(spec: ViTSpec) -> Table:
+def _table(spec: ViTSpec) -> Table:
     """Return a table of equal names; `Eva` has a few of its own."""
-    eva = is_eva(spec)
-    same = [*_AROUND_BLOCKS, *(f"blocks.{{i}}.{part}" for part in _IN_BLOCK)]
-    ignored: tuple[tuple[str, str], ...] = _IGNORED
-    if spec.pooling == "map":
-        same += [f"attn_pool.{part}" for part in _IN_POOL]
-    else:
-        ignored = (*_IGNORED, _IGNORED_POOL)
+    return _with_block_names(spec, EVA_NAMES if is_eva(spec) else {})
+
+
+def _with_block_names(spec: ViTSpec, in_block: Mapping[str, str]) -> Table:
+    """Return the table of our own names, but for those in a block: ours -> theirs."""
     # Only on the way in: files are written with the kernel of a convolution.
-    kernel = KeyTransform(_unfolded, AS_IS.to_theirs)
-    rows = [row("patch_embed.proj.{p}", "patch_embed.proj.{p}", kernel), *_resnet_rows(spec)]
-    rows += [row(name, name) for name in same]
-    for ours, eva_name in EVA_NAMES.items():
-        rows.append(row(f"blocks.{{i}}.{eva_name if eva else ours}", f"blocks.{{i}}.{ours}"))
-    return Table(tuple(rows), ignored)
-
-
-def _resnet_rows(spec: ViTSpec) -> list[Row]:
-    """Return the rows of a hybrid's stem; without stages, its root is the whole of it."""
-    if spec.stem != "resnet":
-        return []
-    names = ["conv.weight", "norm.{p}", "stem.conv.weight", "stem.norm.{p}"]
-    parts: list[str] = []
-    for n in (1, 2, 3):
-        parts += [f"conv{n}.weight", f"norm{n}.{{p}}"]
-    parts += ["downsample.conv.weight", "downsample.norm.{p}"]
-    for stage, units in enumerate(spec.resnet_layers):
-        for unit in range(units):
-            names += [f"stages.{stage}.blocks.{unit}.{part}" for part in parts]
-    return [row(RESNET_NAMES + name, RESNET_NAMES + name) for name in names]
+    kernel = each(_unfolded, lambda part, spec: part)
+    rows = [row("patch_embed.proj.weight", "patch_embed.proj.weight", kernel)]
+    rows += renamed({theirs: ours for ours, theirs in in_block.items()}, BLOCK, BLOCK)
+    ignored: tuple[tuple[str, str], ...] = _IGNORED
+    if spec.pooling != "map":
+        ignored += (("attn_pool.*", "attention pooling, which this model does without"),)
+    return Table(tuple(rows), ignored, same_names=True)
 
 
 # timm's own models of its files, to verify what vitkit writes.
@@ -193,24 +147,22 @@ TIMM_LIBRARY = ReferenceLibrary("timm", (1, 0, 29), ("timm",), _build)
 # are ours too, except for `Eva`, which computes DINOv3 and EVA. Without its `config.json` a file
 # contains nothing on epsilon, activation and pooling.
 
-_OLD_SCALE_NAMES = {"gamma_1": "ls1.gamma", "gamma_2": "ls2.gamma"}
-
 
 def _prepare(source: Source) -> Source:
     """Rename LayerScale and split biases to the names of the class in question."""
-    changes = _OLD_SCALE_NAMES
+    changes = {old: name for name, old in FIRST_SCALES.items()}
     if _is_eva_file(source.header):
         changes = EVA_NAMES
+    return plain_head(_renamed_in_blocks(source, changes), "head.", "head")
 
+
+def _renamed_in_blocks(source: Source, changes: Mapping[str, str]) -> Source:
+    # Only inside blocks: other parts of a model may have the same last names.
     def rename(name: str) -> str:
-        # Only inside blocks: other parts of a model may have the same last names.
         match = re.match(r"(blocks\.\d+\.)(.*)", name)
-        if match is None:
-            return name
-        block, part = match.groups()
-        return f"{block}{changes.get(part, part)}"
+        return match[1] + changes.get(match[2], match[2]) if match else name
 
-    return plain_head(source.renamed_by(rename), "head.", "head")
+    return source.renamed_by(rename)
 
 
 def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
@@ -227,34 +179,28 @@ def _write(bundle: Bundle) -> dict[str, FileWriter]:
     }
 
 
-def _resampling(spec: ViTSpec) -> str:
-    return "bicubic_antialias"
-
-
 _SHARED: dict[str, Any] = {
     "stem": ("convolution", "linear", "resnet"),
-    "resnet_variant": ("timm",),
-    "distilled_readout": ("mean",),
+    "resnet_variant": "timm",
+    "distilled_readout": "mean",
     "pooling": ("cls", "mean", "mean_all", "map"),
     "block": ("pre_norm", "res_post_norm"),
-    "representation_width": (None,),  # its classes drop a `pre_logits` layer
-    "head_width": (None,),
+    "representation_width": None,  # its classes drop a `pre_logits` layer
+    "head_width": None,
 }
-_CAPABILITIES: tuple[Capabilities, ...] = (
-    {**_SHARED, "positions": ("learned", "none"), "qkv_bias": (True, False)},
-    {**_SHARED, "positions": ("learned",), "qkv_bias": ("no_key",), "mlp": ("plain",)},
-    {**_SHARED, "positions": ("rope",), "qkv_bias": ("no_key", False)},
-)
-"""`VisionTransformer`; `Eva` as it is for EVA, and for DINOv3."""
 TIMM = Format(
     name="timm",
     detect=has_timm_names,
     prepare=_prepare,
     infer=_infer,
-    table=timm_table,
-    capabilities=_CAPABILITIES,
+    table=_table,
+    # `VisionTransformer`; `Eva` as it is for EVA, and for DINOv3.
+    capabilities=(
+        {**_SHARED, "positions": ("learned", "none"), "qkv_bias": (True, False)},
+        {**_SHARED, "positions": "learned", "qkv_bias": "no_key", "mlp": "plain"},
+        {**_SHARED, "positions": "rope", "qkv_bias": ("no_key", False)},
+    ),
     write=_write,
-    resampling=_resampling,
     reference=TIMM_LIBRARY,
 )
 
@@ -296,11 +242,20 @@ def infer_with_defaults(
     stated = read_statement(config_of(header), overrides, origin)
     fields = {**_stem_fields(shapes), **_block_fields(shapes), **_readout_fields(shapes)}
     if stated.width not in (None, fields["width"]):
-        stated = _of_another_width(stated.width, fields["width"], origin)
-    positions = _position_fields(header, fields, overrides, {**stated.fields, **overrides})
-    fields |= positions.certain
-    is_rotary = positions.guessed.get("positions") == "rope"
-    usual = {**_usual_fields(shapes, fields, is_rotary), **defaults, **positions.guessed}
+        line = f"{origin} describes a model of width {stated.width}; the tensors have width "
+        line += f"{fields['width']}; {origin} is left out"
+        stated = StatedModel({}, {}, warnings=(line,))
+    classes = stated.classes
+    if len(classes) not in (0, fields["num_classes"]):
+        line = f"{len(classes)} class names do not match {fields['num_classes']} logits"
+        stated = stated._replace(warnings=(*stated.warnings, f"{line} and are left out"))
+        classes = ()
+    certain, guessed, warnings = _position_fields(
+        header, fields, overrides, {**stated.fields, **overrides}
+    )
+    fields |= certain
+    is_rotary = guessed.get("positions") == "rope"
+    usual = {**_usual_fields(shapes, fields, is_rotary), **defaults, **guessed}
     if fields["layer_scale"]:  # its starting value, which no shape contains
         usual["layer_scale"] = fields.pop("layer_scale")
     usual = {name: value for name, value in usual.items() if name not in fields}
@@ -315,40 +270,16 @@ def infer_with_defaults(
     # Resampling is decided by timm's code, not by the model, so it counts as usual.
     stored = named.keys() - {"position_resampling"}
     usual_names = usual.keys() - stored
-    if {"mean", "std"} <= stated.preprocess.keys():
-        stored |= {"preprocess"}
-    else:
-        usual_names |= {"preprocess"}
-    classes, class_warnings = _matching_classes(stated.classes, fields["num_classes"])
+    states_images = {"mean", "std"} <= stated.preprocess.keys()
     return finish(
         {**usual, **named, **fields},
         overrides,
         preprocess.replace(**stated.preprocess),
-        stored=stored,
-        usual=usual_names,
+        stored=stored | ({"preprocess"} if states_images else set()),
+        usual=usual_names | {"preprocess"},
         classes=classes,
-        warnings=(*stated.warnings, *positions.warnings, *class_warnings),
+        warnings=(*stated.warnings, *warnings),
     )
-
-
-def _matching_classes(
-    classes: tuple[str, ...], num_classes: int
-) -> tuple[tuple[str, ...], list[str]]:
-    """Return the class names if there is one for each logit, else none and a warning."""
-    if not classes or len(classes) == num_classes:
-        return classes, []
-    return (), [f"{len(classes)} class names do not match {num_classes} logits and are left out"]
-
-
-def _of_another_width(stated: int | None, width: int, origin: str) -> StatedModel:
-    """Ignore an `arch` of another width; refuse such a `config.json`.
-
-    The keywords of an `arch` may be unknown, so that its width is only that of the name.
-    """
-    line = f"{origin} describes a model of width {stated}; the tensors have width {width}"
-    if origin == "config.json":
-        raise CheckpointError(line)
-    return StatedModel({}, {}, warnings=(f"{line}; {origin} is left out",))
 
 
 def _stem_fields(shapes: Shapes) -> dict[str, Any]:
@@ -363,7 +294,7 @@ def _stem_fields(shapes: Shapes) -> dict[str, Any]:
         root = "conv.weight" if f"{RESNET_NAMES}conv.weight" in shapes else "stem.conv.weight"
         if RESNET_NAMES + root not in shapes:
             raise CheckpointError("the backbone is not a ResNetV2, the only one supported")
-        layers = _resnet_layers(shapes)
+        layers = resnet_layers(shapes, f"{RESNET_NAMES}stages.{{s}}.blocks.*.conv1.weight")
         # The kernel of a hybrid covers cells of the ResNet's output, several pixels each.
         kernel = [side * STAGE_STRIDES[len(layers)] for side in kernel]
         channels = shapes[RESNET_NAMES + root][1]
@@ -374,17 +305,6 @@ def _stem_fields(shapes: Shapes) -> dict[str, Any]:
         "patch_size": tuple(kernel),
         "patch_bias": "patch_embed.proj.bias" in shapes,
     }
-
-
-def _resnet_layers(shapes: Shapes) -> tuple[int, ...]:
-    """Return the number of units of each stage of the ResNet."""
-    pattern = re.compile(rf"{re.escape(RESNET_NAMES)}stages\.(\d+)\.blocks\.(\d+)\.conv1")
-    units: dict[int, set[int]] = {}
-    for name in shapes:
-        match = pattern.match(name)
-        if match:
-            units.setdefault(int(match[1]), set()).add(int(match[2]))
-    return tuple(len(units[stage]) for stage in sorted(units))
 
 
 def _block_fields(shapes: Shapes) -> dict[str, Any]:
@@ -428,26 +348,12 @@ def _readout_fields(shapes: Shapes) -> dict[str, Any]:
     }
 
 
-class _PositionFields(NamedTuple):
-    """The fields of positions and image size.
-
-    Attributes:
-        certain: fields that follow from shapes.
-        guessed: fields that are only probable.
-        warnings: one line each.
-    """
-
-    certain: dict[str, Any]
-    guessed: dict[str, Any]
-    warnings: tuple[str, ...] = ()
-
-
 def _position_fields(
     header: Header,
     fields: Mapping[str, Any],
     overrides: Mapping[str, Any],
     given: Mapping[str, Any],
-) -> _PositionFields:
+) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
     """Infer positions and image size.
 
     Args:
@@ -455,35 +361,49 @@ def _position_fields(
         fields: those inferred so far.
         overrides: fields of the user.
         given: fields of the user and of `config.json`.
+
+    Returns:
+        Fields that follow from shapes, fields that are only probable, and warnings.
     """
-    table = header.shapes.get("pos_embed")
-    if table is None:
-        return _without_table(header, fields, given)
-    if fields["mlp"] != "plain" and fields["qkv_bias"] == "no_key":
-        raise CheckpointError("EVA-02's rotary positions beside a table are not supported")
-    _refuse_rotary(header, fields)
     patch = fields["patch_size"]
-    rows = table[1]  # (1, rows, D)
+    table = header.shapes.get("pos_embed")  # (1, rows, D)
+    if table is None:
+        return {}, *_without_table(header, fields, given)
+    # Its own class name, as timm's training writes it, and a full bias mean Perception Encoder.
+    is_named_eva = architecture_name(config_of(header)) == "eva"
+    is_eva02 = fields["mlp"] != "plain" and fields["qkv_bias"] == "no_key"
+    if is_eva02 or (is_named_eva and fields["qkv_bias"] is True):
+        raise CheckpointError(
+            "timm's class Eva with a table and rotary positions that are not supported (EVA-02, "
+            "Perception Encoder)"
+        )
+    rows = table[1]
     prefix = fields["class_token"] + fields["distillation_token"] + fields["num_registers"]
-    certain: dict[str, Any] = {"positions": "learned"}
-    requested = overrides.get("image_size")
-    if requested is None:
-        requested = _fitting_size(given.get("image_size"), patch, rows, prefix)
-    if requested is None:
-        # Prefix tokens may have rows in the table or not: the one that leaves a square counts.
-        if prefix and _is_square(rows - prefix) and _is_square(rows):
-            return _ambiguous_square(fields, given, rows, prefix)
-        covered = 0 if _is_square(rows) and not _is_square(rows - prefix) else prefix
-    else:
+    requested = overrides.get("image_size", given.get("image_size"))
+    if requested is not None:
         height, width = as_pair(requested)
-        # As many rows as patches: none is left for prefix tokens.
-        patches_alone = (height // patch[0]) * (width // patch[1]) == rows
-        covered = 0 if patches_alone else prefix
-    size = image_size(rows, covered, patch, requested)
-    certain["positions_cover_prefix"] = prefix == 0 or covered > 0
-    if requested is None:  # a square number of rows does not prove a square image
-        return _PositionFields(certain, {"image_size": size})
-    return _PositionFields({**certain, "image_size": size}, {})
+        patches = (height // patch[0]) * (width // patch[1])
+        # A stated size may be another one; the user's is refused if it is.
+        if "image_size" not in overrides and patches not in (rows, rows - prefix):
+            requested = None
+    # Prefix tokens may have rows in the table or not: the one that leaves a square counts.
+    is_square, without = _is_square(rows), _is_square(rows - prefix)
+    is_open = requested is None and prefix > 0 and is_square and without
+    covers_prefix = patches != rows if requested is not None else without or not is_square
+    if is_open:
+        covers_prefix = given.get("positions_cover_prefix", not fields["num_registers"])
+    size = image_size(rows, prefix * covers_prefix, patch, requested)
+    certain: dict[str, Any] = {"positions": "learned"}
+    guessed: dict[str, Any] = {}
+    (guessed if is_open else certain)["positions_cover_prefix"] = prefix == 0 or covers_prefix
+    # A square number of rows does not prove a square image.
+    (guessed if requested is None else certain)["image_size"] = size
+    warnings = [
+        f"{rows} rows of positions form a square grid with and without the {prefix} prefix "
+        f"tokens; image_size {size[0]} x {size[1]} is assumed; if it is another, "
+        f"{how_to_state('image_size')}"
+    ]
+    return certain, guessed, warnings if is_open else []
 
 
 def _is_square(number: int) -> bool:
@@ -492,59 +412,22 @@ def _is_square(number: int) -> bool:
 
 def _without_table(
     header: Header, fields: Mapping[str, Any], given: Mapping[str, Any]
-) -> _PositionFields:
-    """Return the fields of a file without position table: rotary positions, or none."""
-    patch = fields["patch_size"]
+) -> tuple[dict[str, Any], list[str]]:
+    """Guess the fields of a file without position table: rotary positions, or none."""
+    positions, usual_side, kind = "none", 224, "'none'"
     if _is_eva_file(header):
-        positions, usual_side = "rope", 256
-    else:
-        positions, usual_side = "none", 224
-    warnings: tuple[str, ...] = ()
-    if "positions" not in given:
-        described = "'rope' (as in DINOv3)" if positions == "rope" else "'none'"
-        warnings = (
-            f"the file has no table of positions; positions={described} is assumed; pass "
-            f"positions= if the model has others",
-        )
-        if positions == "rope" and fields["qkv_bias"] is True:
-            raise CheckpointError("rotary positions other than DINOv3's are not supported")
-    side = usual_side // patch[0] or 1
-    size = (side * patch[0], side * patch[1])
-    return _PositionFields({}, {"positions": positions, "image_size": size}, warnings)
-
-
-def _ambiguous_square(
-    fields: Mapping[str, Any], given: Mapping[str, Any], rows: int, prefix: int
-) -> _PositionFields:
-    """Return the fields where rows are a square with and without those of prefix tokens."""
-    covers_prefix = given.get("positions_cover_prefix", not fields["num_registers"])
-    covered = prefix * covers_prefix
-    size = image_size(rows, covered, fields["patch_size"], None)
+        positions, usual_side, kind = "rope", 256, "'rope' (as in DINOv3)"
+    size = tuple((usual_side // side or 1) * side for side in fields["patch_size"])
+    guessed = {"positions": positions, "image_size": size}
+    if "positions" in given:
+        return guessed, []
+    if positions == "rope" and fields["qkv_bias"] is True:
+        raise CheckpointError("rotary positions other than DINOv3's are not supported")
     warning = (
-        f"{rows} rows of positions form a square grid with and without the {prefix} prefix "
-        f"tokens; image_size {size[0]} x {size[1]} is assumed; if it is another, "
-        f"{how_to_state('image_size')}"
+        f"the file has no table of positions; positions={kind} is assumed; pass positions= if the "
+        "model has others"
     )
-    guessed = {"positions_cover_prefix": covered > 0, "image_size": size}
-    return _PositionFields({"positions": "learned"}, guessed, (warning,))
-
-
-def _refuse_rotary(header: Header, fields: Mapping[str, Any]) -> None:
-    """Refuse rotations that timm's `Eva` computes beside a table.
-
-    Its own class name, as timm's training writes it, and a full bias mean Perception Encoder.
-    """
-    is_named = architecture_name(config_of(header)) == "eva"
-    if is_named and fields["qkv_bias"] is True:
-        raise CheckpointError("timm's class Eva with rotary positions that are not supported")
-
-
-def _fitting_size(size: Any, patch: tuple[int, int], rows: int, prefix: int) -> Any:
-    """Return a stated size if the table has a row for each of its patches, else None."""
-    if size is None:
-        return None
-    patches = (size[0] // patch[0]) * (size[1] // patch[1])
-    return size if patches in (rows, rows - prefix) else None
+    return guessed, [warning]
 
 
 def _usual_fields(shapes: Shapes, fields: Mapping[str, Any], is_rotary: bool) -> dict[str, Any]:
@@ -568,3 +451,83 @@ def _usual_fields(shapes: Shapes, fields: Mapping[str, Any], is_rotary: bool) ->
     if fields["stem"] == "resnet":
         usual["resnet_variant"] = "timm"
     return usual
+
+
+# facebookresearch/deit: training checkpoints of DeiT (2012.12877) and DeiT III (2204.07118).
+#
+# Names are those that timm had at the time: main.py saves `{"model": state_dict, ...}`, models.py
+# has the distilled class and models_v2.py DeiT III's, whose LayerScale is `gamma_1`, `gamma_2` and
+# whose table of positions has no row for the class token. A plain model differs from timm's by its
+# container alone; without that, it is read as timm's, which computes the same.
+
+_CONTAINERS = ("'model'", "'model_ema'")
+"""Entries of its training checkpoints, as a note on the way in names them."""
+_LAYOUT = "facebookresearch/deit"
+"""The mark that vitkit writes into the header, where no container shows the origin."""
+_DEIT_IMAGES = IMAGENET_MEAN.replace(interpolation="bicubic", crop_ratio=0.875)
+
+
+def _detect_deit(header: Header) -> bool:
+    """Return True for DeiT III's LayerScale beside a fused bias, or timm's names in `model`."""
+    shapes = header.shapes
+    if "architecture" in header.documents.get("config", {}):
+        return False  # timm's own folder
+    if f"{FIRST_BLOCK}norm11.weight" in shapes and f"{FIRST_BLOCK}norm21.weight" in shapes:
+        return True  # DeiT III's parallel blocks, which `_infer` refuses by name
+    if not has_timm_names(header) or "pos_embed" not in shapes:
+        return False
+    # timm's Eva has gamma_1 beside split biases; DeiT III has it beside a fused one.
+    deit3 = {f"{FIRST_BLOCK}gamma_1", f"{FIRST_BLOCK}attn.qkv.bias", "cls_token"}
+    if deit3 <= shapes.keys() or header.metadata.get("layout") == _LAYOUT:
+        return True
+    return any(note.endswith(_CONTAINERS) for note in header.notes)
+
+
+def _infer_deit(header: Header, overrides: Mapping[str, Any]) -> Inferred:
+    """Infer as for timm, with ImageNet's mean; DeiT III is evaluated on the whole shorter side."""
+    if f"{FIRST_BLOCK}norm11.weight" in header.shapes:
+        raise CheckpointError("DeiT III's parallel blocks are not supported")
+    preprocess = _DEIT_IMAGES
+    # DeiT III evaluates at crop_ratio 1, and is known by its LayerScale.
+    if f"{FIRST_BLOCK}gamma_1" in header.shapes:
+        preprocess = _DEIT_IMAGES.replace(crop_ratio=1.0)
+    return infer_with_defaults(header, overrides, preprocess, position_resampling="bicubic")
+
+
+def _prepare_deit(source: Source) -> Source:
+    """Rename timm's LayerScale to the first names."""
+    return _renamed_in_blocks(source, FIRST_SCALES)
+
+
+def _build_deit(path: Path, spec: ViTSpec) -> BuiltModel | None:
+    """Build the model by timm, whose classes DeiT's own code uses.
+
+    LayerScale has other names there since DeiT III.
+    """
+    timm: Any = importlib.import_module("timm")
+    architecture = timm_architecture(spec)
+    if architecture is None or spec.layer_scale is not None:
+        return None
+    name, arguments = architecture
+    return filled_timm_model(
+        path, lambda: timm.create_model(name, num_classes=spec.num_classes, **arguments)
+    )
+
+
+_DEIT: dict[str, Any] = {**FIRST_PAPER, "representation_width": None}
+DEIT = Format(
+    name="deit",
+    detect=_detect_deit,
+    prepare=_prepare_deit,
+    infer=_infer_deit,
+    table=lambda spec: _with_block_names(spec, FIRST_SCALES),
+    # The models of models.py; those of models_v2.py, with LayerScale and without.
+    capabilities=(
+        {**_DEIT, "distilled_readout": "mean", "layer_scale": None},
+        {**_DEIT, "distillation_token": False, "positions_cover_prefix": False},
+    ),
+    # No pickle is written; names as of their `model.state_dict()`.
+    write=lambda bundle: {WEIGHTS_FILE: bundle_writer(bundle, {"layout": _LAYOUT})},
+    fixed=FIXED_BY_CODE,
+    reference=TIMM_LIBRARY._replace(build=_build_deit),
+)

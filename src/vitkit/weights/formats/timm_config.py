@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
 from typing import Any, NamedTuple
 
 from vitkit.errors import CheckpointError
@@ -13,7 +13,7 @@ from vitkit.models.interface.pretrained import pretrained_config
 from vitkit.models.presets import preset, table
 from vitkit.other_names import POOLINGS, TIMM_KEYWORDS
 from vitkit.spec import Preprocess, ViTSpec
-from vitkit.weights.formats.infer_spec import as_pair, how_to_state
+from vitkit.weights.formats.format import as_pair, how_to_state
 from vitkit.weights.tensor_file import Header
 
 EQUAL_PRESETS = {
@@ -21,7 +21,7 @@ EQUAL_PRESETS = {
     "vit_so400m_patch14_siglip_gap_384": "vit_so400m_patch14_siglip_gap_378",
 }
 """timm's name -> preset of the same 27 x 27 patches of 14, which cover 378 of 384 pixels."""
-TIMM_ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu")
+TIMM_ACTIVATIONS = {name: name for name in ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu")}
 _FROM_PRESET = (
     "num_heads",
     "norm_eps",
@@ -138,18 +138,34 @@ def read_statement(
         )
     if pretrained.get("input_size"):
         fields["image_size"] = tuple(pretrained["input_size"][1:])  # (C, H, W)
-    fields |= _fields_of_arguments(arguments, origin)
+    fields |= _fields_of_arguments(arguments)
     pool = arguments.get("global_pool") or config.get("global_pool")
     if pool is not None:
-        fields["pooling"] = _pooling(pool, arguments, origin)
+        is_of_all = pool == "avg" and arguments.get("pool_include_prefix")
+        fields["pooling"] = "mean_all" if is_of_all else _known(pool, POOLINGS, "global_pool")
     unknown = sorted(set(arguments) - _UNDERSTOOD)
     if unknown:
         warnings.append(f"{origin}: model_args not supported: {', '.join(unknown)}")
     preprocess, image_warnings = _preprocess_fields(pretrained)
-    label_names = config.get("label_names") or pretrained.get("label_names") or ()
-    classes, class_warnings = _class_names(label_names)
-    all_warnings = (*warnings, *image_warnings, *class_warnings)
-    return StatedModel(fields, preprocess, classes, width, all_warnings)
+    names = config.get("label_names") or pretrained.get("label_names") or ()
+    if isinstance(names, Mapping):  # number -> name, as transformers writes it
+        names = [names.get(str(number)) for number in range(len(names))]
+    if not isinstance(names, list | tuple) or None in names:
+        warnings.append("config.json: label_names does not name every class and is left out")
+        names = ()
+    classes = tuple(map(str, names))
+    return StatedModel(fields, preprocess, classes, width, (*warnings, *image_warnings))
+
+
+def _known(value: Any, known: Mapping[str, str], keyword: str) -> str:
+    """Return our name of a value of a keyword.
+
+    Raises:
+        CheckpointError: a value that vitkit does not compute.
+    """
+    if value not in known:
+        raise CheckpointError(f"config.json: {keyword} {value!r} is none of {', '.join(known)}")
+    return known[value]
 
 
 def _refuse_unknown_model(name: str, overrides: Mapping[str, Any], origin: str) -> None:
@@ -164,31 +180,7 @@ def _refuse_unknown_model(name: str, overrides: Mapping[str, Any], origin: str) 
         )
 
 
-def _pooling(pool: Any, arguments: Mapping[str, Any], origin: str) -> str:
-    if pool not in POOLINGS:
-        raise CheckpointError(f"{origin}: global_pool {pool!r} is none of {list(POOLINGS)}")
-    if pool == "avg" and arguments.get("pool_include_prefix"):
-        return "mean_all"
-    return POOLINGS[pool]
-
-
-def _class_names(names: Any) -> tuple[tuple[str, ...], list[str]]:
-    """Return the class names in the order of the logits, or none and a warning."""
-    if isinstance(names, Mapping):  # number -> name, as transformers writes it
-        by_number = {str(number): name for number, name in names.items()}
-        numbers = list(map(str, range(len(names))))
-        if set(by_number) != set(numbers):
-            warning = "config.json: label_names lacks the numbers of the classes and is left out"
-            return (), [warning]
-        names = list(map(by_number.__getitem__, numbers))
-    if not isinstance(names, list | tuple):
-        raise CheckpointError(
-            f"config.json: label_names is {type(names).__name__}; expected a list of class names"
-        )
-    return tuple(map(str, names)), []
-
-
-def _fields_of_arguments(arguments: Mapping[str, Any], origin: str) -> dict[str, Any]:
+def _fields_of_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the spec fields of `model_args` that shapes do not decide."""
     fields: dict[str, Any] = {}
     for name in ("num_heads", "rope_temperature"):
@@ -202,12 +194,8 @@ def _fields_of_arguments(arguments: Mapping[str, Any], origin: str) -> dict[str,
         fields["layer_scale"] = arguments["init_values"]
     if "pos_embed" in arguments:
         fields["positions"] = "learned" if arguments["pos_embed"] == "learn" else "none"
-    activation = arguments.get("act_layer")
-    if activation is not None:
-        if activation not in TIMM_ACTIVATIONS:
-            known = ", ".join(TIMM_ACTIVATIONS)
-            raise CheckpointError(f"{origin}: act_layer {activation!r} is none of {known}")
-        fields["activation"] = activation
+    if arguments.get("act_layer") is not None:
+        fields["activation"] = _known(arguments["act_layer"], TIMM_ACTIVATIONS, "act_layer")
     if arguments.get("norm_layer") in ("layernorm", "rmsnorm"):  # by name, with timm's epsilon
         fields["norm_eps"] = 1e-6
     return fields
@@ -230,16 +218,13 @@ def _preprocess_fields(pretrained: Mapping[str, Any]) -> tuple[dict[str, Any], l
     if ratio:
         fields["crop_ratio"] = float(ratio)
     # timm's "center" is a crop of the shorter side, "squash" with a ratio a crop after squashing.
-    crop = pretrained.get("crop_mode") or "center"
-    if pretrained.get("crop_mode") or ratio:
-        if crop != "squash":
-            fields["fit"] = "crop"
-        elif fields.get("crop_ratio", 1) < 1:
-            fields["fit"] = "squash-crop"
-        else:
-            fields["fit"] = "squash"
-    if crop not in ("center", "squash"):
-        warnings.append(f"config.json: crop_mode {crop!r} is read as {fields['fit']!r}")
+    crop = pretrained.get("crop_mode")
+    if crop == "squash":
+        fields["fit"] = "squash-crop" if fields.get("crop_ratio", 1) < 1 else "squash"
+    elif crop or ratio:
+        fields["fit"] = "crop"
+        if crop not in (None, "center"):
+            warnings.append(f"config.json: crop_mode {crop!r} is read as 'crop'")
     return fields, warnings
 
 
@@ -268,14 +253,28 @@ PRESETS_UNKNOWN_TO_TIMM = (
     "vit_huge_patch16_384",
     "vit_huge_patch32_*",
 )
-_SAME_VALUES = {
+_KEYWORDS = {
+    "image_size": "img_size",
+    "patch_size": "patch_size",
+    "in_channels": "in_chans",
+    "width": "embed_dim",
     "depth": "depth",
     "num_heads": "num_heads",
-    "in_channels": "in_chans",
     "class_token": "class_token",
+    "num_registers": "reg_tokens",
+    "embedding_norm": "pre_norm",
     "qk_norm": "qk_norm",
+    "activation": "act_layer",
+    "rope_temperature": "rope_temperature",
+    "final_norm": "final_norm",
 }
 """Spec field -> keyword of timm's classes, with the same value."""
+_EVA_KEYWORDS = {
+    "reg_tokens": "num_reg_tokens",
+    "pre_norm": "use_pre_transformer_norm",
+    "fc_norm": "use_fc_norm",
+}
+"""Keyword of timm's `VisionTransformer` -> that of its `Eva`."""
 _BY_NAME = (
     "distillation_token",
     "block",
@@ -300,25 +299,39 @@ def timm_architecture(spec: ViTSpec) -> tuple[str, dict[str, Any]] | None:
     Returns:
         Its name and `model_args`; of several models, the one with the fewest arguments.
     """
-    best: tuple[str, dict[str, Any]] | None = None
+    found: list[tuple[str, dict[str, Any]]] = []
+    if not _is_computed_by_timm(spec):
+        return None
     # Any model of a class becomes another one by keywords, so all are compared.
     for name, base in _timm_presets().items():
         arguments = _model_args(base, spec)
-        if arguments is not None and (best is None or len(arguments) < len(best[1])):
-            best = (name, arguments)
-            if not arguments:  # equal as it is: no other can have fewer
-                break
-    return best
+        if arguments is not None:
+            found.append((name, arguments))
+    return min(found, key=lambda pair: len(pair[1]), default=None)
 
 
 @functools.cache
 def _timm_presets() -> dict[str, ViTSpec]:
     """Return the presets whose names timm knows."""
-    return {name: preset(name) for name in table() if not _is_ours_alone(name)}
+    ours_alone = re.compile("|".join(map(translate, PRESETS_UNKNOWN_TO_TIMM)))
+    return {name: preset(name) for name in table() if not ours_alone.match(name)}
 
 
-def _is_ours_alone(name: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in PRESETS_UNKNOWN_TO_TIMM)
+def _is_computed_by_timm(spec: ViTSpec) -> bool:
+    """Return True if no field has a value that timm's classes never compute."""
+    if is_eva(spec) and (spec.qkv_bias is True or spec.pooling == "mean_all"):
+        return False
+    # The convolution has no bias where a norm follows it; a ResNet's always has one.
+    if spec.stem != "resnet" and spec.patch_bias == spec.embedding_norm:
+        return False
+    # Its split SwiGLU rounds the width to a multiple of 8.
+    if spec.mlp == "swiglu_split" and spec.mlp_width % 8:
+        return False
+    return (
+        spec.stem in ("convolution", "linear", "resnet")
+        and spec.positions in ("learned", "none", "rope")
+        and spec.pooling != "cls_mean"
+    )
 
 
 def _can_become(base: ViTSpec, spec: ViTSpec) -> bool:
@@ -330,51 +343,42 @@ def _can_become(base: ViTSpec, spec: ViTSpec) -> bool:
         fixed += ["positions", "activation", "final_norm", "qk_norm"]
     if spec.distillation_token:  # decided by timm's distilled class
         fixed += ["positions_cover_prefix", "num_registers"]
-    if any(getattr(base, name) != getattr(spec, name) for name in fixed):
-        return False
-    same_stem = (base.stem == "resnet") == (spec.stem == "resnet")
-    return same_stem and is_eva(base) == is_eva(spec) and _is_computed_by_timm(spec)
+    same_class = (base.stem == "resnet", is_eva(base)) == (spec.stem == "resnet", is_eva(spec))
+    return same_class and all(getattr(base, name) == getattr(spec, name) for name in fixed)
 
 
-def _is_computed_by_timm(spec: ViTSpec) -> bool:
-    """Return True if no field has a value that timm's classes never compute."""
-    poolings = list(POOLINGS.values())
-    if is_eva(spec):
-        if spec.qkv_bias is True:
-            return False
-    else:
-        poolings.append("mean_all")
-    # The convolution has no bias where a norm follows it; a ResNet's always has one.
-    patch_bias = spec.patch_bias != spec.embedding_norm or spec.stem == "resnet"
-    # Its split SwiGLU rounds the width to a multiple of 8.
-    mlp_width = spec.mlp != "swiglu_split" or spec.mlp_width % 8 == 0
-    return (
-        spec.stem in ("convolution", "linear", "resnet")
-        and spec.positions in ("learned", "none", "rope")
-        and spec.pooling in poolings
-        and patch_bias
-        and mlp_width
-    )
+def _keywords(spec: ViTSpec) -> dict[str, Any]:
+    """Return the keywords of `VisionTransformer` whose values are those of single fields."""
+    return {
+        **{keyword: getattr(spec, field) for field, keyword in _KEYWORDS.items()},
+        "qkv_bias": bool(spec.qkv_bias),
+        "pos_embed": "learn" if spec.positions == "learned" else "none",
+        "global_pool": _global_pool(spec),
+        "pool_include_prefix": spec.pooling == "mean_all",
+    }
 
 
 def _model_args(base: ViTSpec, spec: ViTSpec) -> dict[str, Any] | None:
     """Return the keywords that make timm's `base` the model of `spec`, or None."""
     if not _can_become(base, spec):
         return None
-    differing = {name for name, value in vars(base).items() if value != getattr(spec, name)}
-    arguments: dict[str, Any] = {}
-    for field, keyword in _SAME_VALUES.items():
-        if field in differing:
-            arguments[keyword] = getattr(spec, field)
-    if "image_size" in differing:
-        arguments["img_size"] = list(spec.image_size)
-    if "patch_size" in differing:
-        arguments["patch_size"] = list(spec.patch_size)
-    if "width" in differing:
-        arguments["embed_dim"] = spec.width
-    if differing & {"width", "mlp_width"}:
+    before = _keywords(base)
+    arguments = {name: value for name, value in _keywords(spec).items() if value != before[name]}
+    if (base.width, base.mlp_width) != (spec.width, spec.mlp_width):
         arguments["mlp_ratio"] = _mlp_ratio(spec)
-    return arguments | _encoder_args(base, spec, differing) | _readout_args(base, spec)
+    has_prefix_rows = spec.num_prefix_tokens > 0 and spec.positions == "learned"
+    if has_prefix_rows and base.positions_cover_prefix != spec.positions_cover_prefix:
+        arguments["no_embed_class"] = not spec.positions_cover_prefix
+    # Its initial value does not matter to weights that are there, only that it exists.
+    if (base.layer_scale is None) != (spec.layer_scale is None):
+        arguments["init_values"] = spec.layer_scale
+    # timm derives fc_norm from the others, so it is stated beside any of them.
+    moved = base.norm_before_pool != spec.norm_before_pool
+    if moved or arguments.keys() & {"final_norm", "global_pool", "pool_include_prefix"}:
+        arguments["fc_norm"] = not spec.norm_before_pool
+    if is_eva(spec):
+        return {_EVA_KEYWORDS.get(name, name): value for name, value in arguments.items()}
+    return arguments
 
 
 def _mlp_ratio(spec: ViTSpec) -> float:
@@ -390,47 +394,6 @@ def _mlp_ratio(spec: ViTSpec) -> float:
         return ratio
     # The quotient was rounded down: half a unit more, which int() cuts off.
     return (hidden + 0.5) / spec.width
-
-
-def _encoder_args(base: ViTSpec, spec: ViTSpec, differing: set[str]) -> dict[str, Any]:
-    """Return the keywords for tokens, positions and blocks; `Eva` has other names for some."""
-    eva = is_eva(spec)
-    arguments: dict[str, Any] = {}
-    if "num_registers" in differing:
-        arguments["num_reg_tokens" if eva else "reg_tokens"] = spec.num_registers
-    has_prefix_rows = spec.num_prefix_tokens > 0 and spec.positions == "learned"
-    if "positions_cover_prefix" in differing and has_prefix_rows:
-        arguments["no_embed_class"] = not spec.positions_cover_prefix
-    if "qkv_bias" in differing:
-        arguments["qkv_bias"] = bool(spec.qkv_bias)
-    # Its initial value does not matter to weights that are there, only that it exists.
-    if (base.layer_scale is None) != (spec.layer_scale is None):
-        arguments["init_values"] = spec.layer_scale
-    if "embedding_norm" in differing:
-        arguments["use_pre_transformer_norm" if eva else "pre_norm"] = spec.embedding_norm
-    if "activation" in differing:
-        arguments["act_layer"] = spec.activation
-    if "positions" in differing:
-        arguments["pos_embed"] = "learn" if spec.positions == "learned" else "none"
-    if "rope_temperature" in differing and spec.positions == "rope":
-        arguments["rope_temperature"] = spec.rope_temperature
-    return arguments
-
-
-def _readout_args(base: ViTSpec, spec: ViTSpec) -> dict[str, Any]:
-    """Return the keywords for pooling and the norms around it."""
-    arguments: dict[str, Any] = {}
-    if base.pooling != spec.pooling:
-        arguments["global_pool"] = _global_pool(spec)
-    if spec.pooling == "mean_all":
-        arguments["pool_include_prefix"] = True
-    if base.final_norm != spec.final_norm:
-        arguments["final_norm"] = spec.final_norm
-    # timm derives fc_norm from the others, so it is stated beside any of them.
-    if arguments or base.norm_before_pool != spec.norm_before_pool:
-        keyword = "use_fc_norm" if is_eva(spec) else "fc_norm"
-        arguments[keyword] = not spec.norm_before_pool
-    return arguments
 
 
 def _global_pool(spec: ViTSpec) -> str | None:

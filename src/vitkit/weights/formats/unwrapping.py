@@ -12,17 +12,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-import torch
-
 from vitkit.errors import CheckpointError
 from vitkit.messages import plural
-from vitkit.spec import ViTSpec
-from vitkit.weights.formats.format import Fitted, Format, State, Step
+from vitkit.weights.formats.format import Format
 from vitkit.weights.formats.key_table import few, is_integer
 from vitkit.weights.tensor_file import Source
 
-WHOLE_PREFIXES = ("module.", "_orig_mod.", "backbone.")
-"""Prefixes that all names of a file may have; they are removed before a format is looked for."""
 INNER_PARTS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 """Parts that compiling or sharding single blocks of a model puts into the middle of names."""
 MOST_PREFIX_PARTS = 5
@@ -31,17 +26,8 @@ FEWEST_TENSORS = 8
 """Least tensors of a ViT; a single block has more."""
 PREFERRED = {"base_encoder.": "momentum_encoder."}
 """Of two models in one file, the one to take -> the other: MoCo v3 evaluates its base encoder."""
-UNSUPPORTED = {
-    "clip": "*clip*",
-    "clip_vision_model": "*clip*",
-    "siglip": "*siglip*",
-    "siglip_vision_model": "*siglip*",
-    "siglip2": "*siglip*",
-    "siglip2_vision_model": "*siglip*",
-    "dinov3_vit": "*dinov3*",
-    "ijepa": "*ijepa*",
-}
-"""`model_type` of transformers -> pattern of the catalogue's names for such models."""
+UNSUPPORTED = re.compile("clip|siglip|dinov3|ijepa")
+"""Start of a `model_type` of transformers that is not read, and part of the catalogue's names."""
 
 
 class FoundModel(NamedTuple):
@@ -64,7 +50,11 @@ class FoundModel(NamedTuple):
         """A line on the tensors that are not read, if there are any."""
         if not self.outside:
             return ()
-        parts = Counter(name.partition(".")[0] for name in self.outside)
+        # A part that all names start with, such as "module", tells nothing.
+        names = [self.prefix, *self.outside]
+        while all(names) and len({name.partition(".")[0] for name in names}) == 1:
+            names = [name.partition(".")[2] for name in names]
+        parts = Counter(name.partition(".")[0] for name in names[1:])
         shown = [f"{part} ({plural(count, 'tensor')})" for part, count in parts.items()]
         return (f"left out, as it is outside of {self.prefix!r}: {few(shown, most=10)}",)
 
@@ -83,11 +73,11 @@ def find_model(source: Source, forms: Iterable[Format]) -> FoundModel | None:
         CheckpointError: several models, of which none is preferred.
     """
     forms = tuple(forms)
-    source = _without_inner_parts(_without_whole_prefix(source))
+    source = _without_inner_parts(source)
     form = _format_of(source, forms)
     if form is not None:
         return FoundModel(form, source)
-    # No prefix that all names have: the model is one part of several.
+    # Behind a prefix: of all names, or of one part of several.
     models: dict[str, FoundModel] = {}
     for prefix, names in _groups(source).items():
         if any(prefix.startswith(shorter) for shorter in models):
@@ -113,23 +103,18 @@ def find_model(source: Source, forms: Iterable[Format]) -> FoundModel | None:
 def unknown_format(source: Source, known: Iterable[str]) -> CheckpointError:
     """Return the error for a file in which no model was found."""
     header = source.header
-    kind = None
-    if "config" in header.documents:
-        kind = header.documents["config"].get("model_type")
-    if isinstance(kind, str) and kind in UNSUPPORTED:
+    # A document may hold anything.
+    kind = str(header.documents.get("config", {}).get("model_type") or "")
+    family = UNSUPPORTED.match(kind)
+    if family:
         return CheckpointError(
             f"{header.path}: model_type {kind!r} of transformers is not supported; for such "
-            f"models in timm's format see `vitkit models --pretrained '{UNSUPPORTED[kind]}'`"
+            f"models in timm's format see `vitkit models --pretrained '*{family[0]}*'`"
         )
-    names = ", ".join(list(source)[:3])
-    if len(source) > 3:
-        names += ", ..."
-    stated = ""
-    if isinstance(kind, str):  # a document may hold anything
-        stated = f"; config.json has model_type {kind!r}"
+    stated = f"; config.json has model_type {kind!r}" if kind else ""
     return CheckpointError(
-        f"{header.path}: {plural(len(source), 'tensor')} ({names}) in no known format{stated}; "
-        f"known formats are vitkit, {', '.join(known)}"
+        f"{header.path}: {plural(len(source), 'tensor')} ({few(list(source), 3)}) in no known "
+        f"format{stated}; known formats are vitkit, {', '.join(known)}"
     )
 
 
@@ -144,23 +129,20 @@ def plain_head(source: Source, root: str, target: str) -> Source:
         root: start of all names of the head, such as `heads.`.
         target: the name of the layer in the format, such as `heads.head`.
     """
-    names = {name for name in source if name.startswith(root)}
-    weight = next((name for name in names if name.endswith(".weight")), None)
-    if weight is None:
-        return source
-    layer = weight.removesuffix(".weight")
-    is_matrix = len(source.header.shapes.get(f"{layer}.weight", ())) == 2
+    pattern = rf"((?:{re.escape(root)}|{re.escape(target)}\.)(?:\d+\.)*)(weight|bias)"
     # Only the root itself, or numbered members of a Sequential in its place: heads.1, head.0.2
-    in_container = re.sub(r"(\.\d+)+$", "", layer) in (root.rstrip("."), target)
-    is_single = names <= {f"{layer}.weight", f"{layer}.bias"}
-    if layer == target or not (in_container and is_matrix and is_single):
+    names = {n: re.fullmatch(pattern, n) for n in source if n.startswith(root)}
+    layers = {match[1] if match else "" for match in names.values()}
+    layer = layers.pop() if len(layers) == 1 else ""
+    is_matrix = len(source.header.shapes.get(f"{layer}weight", ())) == 2
+    if not is_matrix or layer == f"{target}.":
         return source
-    note = f"the head is read from {layer}"
-    if re.search(r"\.[1-9]\d*$", layer):
+    note = f"the head is read from {layer[:-1]}"
+    if re.search(r"\.[1-9]\d*\.$", layer):
         note += "; the layers before it have no tensors and are assumed to be dropout"
 
     def rename(name: str) -> str:
-        return name.replace(layer, target, 1) if name in names else name
+        return f"{target}.{name.removeprefix(layer)}" if name in names else name
 
     return source.renamed_by(rename, note)
 
@@ -170,17 +152,6 @@ def _format_of(source: Source, forms: Sequence[Format]) -> Format | None:
         if form.detect(source.header):
             return form
     return None
-
-
-def _without_whole_prefix(source: Source) -> Source:
-    """Remove prefixes that all names have, one after the other."""
-    for _ in range(MOST_PREFIX_PARTS):  # a forged name may repeat one a million times
-        prefix = next((p for p in WHOLE_PREFIXES if all(n.startswith(p) for n in source)), None)
-        if prefix is None or not source:
-            break
-        names = {name: name.removeprefix(prefix) for name in source}
-        source = source.renamed(names, f"prefix {prefix!r} removed")
-    return source
 
 
 def _without_inner_parts(source: Source) -> Source:
@@ -227,59 +198,3 @@ def _part_of(source: Source, prefix: str, names: Sequence[str], form: Format) ->
     if counters:
         notes.append(f"whole numbers, not weights, left out: {few(counters)}")
     return FoundModel(form, source.renamed(inside, *notes), prefix, tuple(outside))
-
-
-# Exact changes that depend on a model's values, not only on its spec; see `Format.settle`.
-
-
-def double_class_head(state: State) -> tuple[State, Step]:
-    """Turn a model that reads its class head alone into the mean of two heads.
-
-    The mean of twice the class head and zero is the class head.
-    """
-    changed = dict(state)
-    # mean(2 h, 0) = h for the logits h of the class head.
-    for kind in ("weight", "bias"):
-        changed[f"head.{kind}"] = 2 * state[f"head.{kind}"]
-        changed[f"head_dist.{kind}"] = torch.zeros_like(state[f"head_dist.{kind}"])
-    return changed, Step("folded", "distilled_readout: twice the class head beside one of zeros")
-
-
-def fold_unread_head(fitted: Fitted) -> Fitted:
-    """Fold away a distillation head that the model does not read.
-
-    For classes that hold one head, or the mean of two: a model that reads its class head alone,
-    beside another that is not zero, becomes the mean of two heads.
-    """
-    spec, state, steps = fitted
-    if spec.distilled_readout != "cls" or not spec.num_classes:
-        return fitted
-    if not any(state[f"head_dist.{kind}"].any() for kind in ("weight", "bias")):
-        return fitted
-    changed, step = double_class_head(state)
-    return Fitted(spec.replace(distilled_readout="mean"), changed, [*steps, step])
-
-
-def fold_register_positions(fitted: Fitted) -> Fitted:
-    """Add the position rows of registers to the registers, and set those rows to zero.
-
-    For position tables without rows for registers.
-    """
-    spec, state, steps = fitted
-    if not (spec.num_registers and spec.position_rows and spec.positions_cover_prefix):
-        return fitted
-    # Token + position is all that the blocks see, so the sum may be split in another way.
-    rows = _register_rows(spec)
-    if not state["pos_embed"][:, rows].any():
-        return fitted
-    positions = state["pos_embed"].clone()
-    registers = state["reg_token"] + positions[:, rows]
-    positions[:, rows] = 0
-    step = Step("folded", "pos_embed: the rows of the registers added to the registers")
-    changed = {**state, "pos_embed": positions, "reg_token": registers}
-    return Fitted(spec, changed, [*steps, step])
-
-
-def _register_rows(spec: ViTSpec) -> slice:
-    """Return the rows of registers in a table that starts with the prefix tokens."""
-    return slice(1 + spec.distillation_token, spec.num_prefix_tokens)

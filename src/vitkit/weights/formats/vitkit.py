@@ -19,22 +19,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitkit.distributed import is_sharded
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter, replacing
 from vitkit.io.caches import tensor_digests
 from vitkit.messages import plural
-from vitkit.spec import Preprocess
+from vitkit.models.interface.classifier import COMPILED
+from vitkit.models.layers import eval_mode
+from vitkit.models.vit import ViT
+from vitkit.spec import Preprocess, ViTSpec
 from vitkit.weights.array_files import safetensors_writer
 from vitkit.weights.catalogue import with_assumption
-from vitkit.weights.checkpoint import tensor_shapes
+from vitkit.weights.checkpoint import blank_model, tensor_shapes
 from vitkit.weights.formats.format import (
     METADATA_KEY,
     Description,
     model_description,
     read_description,
 )
-from vitkit.weights.formats.saved_model import as_saved, refuse_unusable, unwrapped
-from vitkit.weights.tensor_file import Header, Source
+from vitkit.weights.tensor_file import WEIGHT_DTYPES, Header, Shapes, Source, count_not_finite
 
 OWN_VERSION = 1
 """Version of the format, written into every file."""
@@ -130,7 +133,7 @@ def own_file_writer(
     spec, state = as_saved(model, path)
     # Cast before the checks: a number may be finite in float32 and not in float16.
     tensors = {name: tensor.to(dtype or tensor.dtype) for name, tensor in state.items()}
-    refuse_unusable(tensors, path)
+    _refuse_unusable(tensors, path)
     # Our own entries come last, so that metadata of an older file never replace them.
     document = {
         **metadata,
@@ -156,18 +159,16 @@ def class_names(classes: object, path: Path) -> tuple[str, ...]:
     Raises:
         CheckpointError: anything but several texts.
     """
-    values = [classes]  # a single text is a mistake, though it could be iterated
+    names = [classes]  # a single text is a mistake, though it could be iterated
     if isinstance(classes, Iterable) and not isinstance(classes, str):
-        values = list(classes)
-    names: list[str] = []
-    for name in values:
+        names = list(classes)
+    for name in names:
         if not isinstance(name, str) or isinstance(classes, str):
             raise CheckpointError(
                 f"{path}: classes contains {name!r}; pass a list of class names, such as ['cat', "
                 "'dog']"
             )
-        names.append(str(name))  # JSON has no texts of numpy
-    return tuple(names)
+    return tuple(map(str, names))  # JSON has no texts of numpy
 
 
 def read_own(source: Source, description: Description) -> dict[str, Tensor]:
@@ -181,7 +182,13 @@ def read_own(source: Source, description: Description) -> dict[str, Tensor]:
     # A file without digests is read, too; where there are some, each group must have its own.
     expected = description.document.get("sha256")
     if expected is not None:
-        _check_digests(source.header.path, expected, tensor_digests(tensors))
+        actual = tensor_digests(tensors)
+        for group in actual:
+            if not isinstance(expected, dict) or expected.get(group) != actual[group]:
+                raise CheckpointError(
+                    f"{source.header.path}: {group} is damaged: its sha256 is not the one that the "
+                    "header states; download or copy the file again"
+                )
     return tensors
 
 
@@ -199,33 +206,206 @@ def check_description(header: Header, description: Description) -> None:
         )
     # Checked before `tensor_shapes` builds the model: a file may declare a million blocks.
     blocks = description.spec.depth + sum(description.spec.resnet_layers)
-    if blocks > len(header.shapes):
-        raise CheckpointError(
-            f"{header.path}: a spec of {blocks} blocks in a file of {len(header.shapes)} tensors"
+    difference = f"{blocks} blocks in {len(header.shapes)} tensors"
+    if blocks <= len(header.shapes):
+        difference = _difference(tensor_shapes(description.spec), header.shapes)
+    if difference:
+        raise CheckpointError(f"{header.path}: contradicts the spec in the file: {difference}")
+
+
+def _difference(expected: Shapes, actual: Shapes) -> str:
+    """Describe how tensors differ from those of a spec, or return an empty text."""
+    missing, unknown = (
+        sorted(one.keys() - other.keys()) for one, other in ((expected, actual), (actual, expected))
+    )
+    if missing or unknown:
+        return (
+            f"{plural(len(missing), 'tensor')} missing ({', '.join(missing[:5]) or 'none'}), "
+            f"{len(unknown)} unknown ({', '.join(unknown[:5]) or 'none'})"
         )
-    expected = tensor_shapes(description.spec)
-    missing = sorted(expected.keys() - header.shapes.keys())
-    extra = sorted(header.shapes.keys() - expected.keys())
-    if missing or extra:
-        raise CheckpointError(
-            f"{header.path}: {plural(len(missing), 'tensor')} missing "
-            f"({', '.join(missing[:5]) or 'none'}), {len(extra)} unknown "
-            f"({', '.join(extra[:5]) or 'none'}) for the spec in the file"
-        )
-    for name, shape in header.shapes.items():
+    for name, shape in actual.items():
         if shape != expected[name]:
+            return f"{name} has shape {shape}, the spec needs {expected[name]}"
+    return ""
+
+
+# The spec and the tensors of a model to save: without wrappers, with its present head.
+#
+# A file that could not be read again must not be written, so every difference between a model and
+# its spec is found here, or refused with the call that removes it.
+
+REMEDIES = {
+    "lora_": "merge the adapters first: model = peft_model.merge_and_unload()",
+    "weight_orig": "end the pruning first: torch.nn.utils.prune.remove(module, 'weight')",
+    "parametrizations.": (
+        "end the parametrization first: "
+        "torch.nn.utils.parametrize.remove_parametrizations(module, 'weight')"
+    ),
+}
+"""Part of a tensor's name that a spec does not know -> the call that makes it a plain weight."""
+
+
+def as_saved(model: object, path: Path) -> tuple[ViTSpec, dict[str, Tensor]]:
+    """Return the spec of a model as it is now, and its tensors by the names of that spec.
+
+    `torch.compile`, data parallelism and `AveragedModel` are unwrapped. Another linear layer in
+    place of `head` changes the number of classes; an `nn.Identity` there means that the model has
+    no head.
+
+    Args:
+        model: a `ViT`, or one in such a wrapper.
+        path: the file to be written, for messages.
+
+    Raises:
+        CheckpointError: no ViT, or one whose tensors no spec describes, or one that computes other
+            logits than its tensors alone do, such as by a hook.
+    """
+    vit = unwrapped(model, path)
+    if vit.spec.stem == "backbone":
+        raise CheckpointError(
+            f"{path}: the file cannot describe the model's own backbone; save its state_dict() "
+            "beside the code that builds the backbone, or use stem 'resnet'"
+        )
+    spec, state = present_state(vit)
+    _refuse_misfits(vit, spec, state, path)
+    _refuse_unsaved_changes(vit, spec, state, path)
+    return spec, state
+
+
+def present_state(vit: ViT) -> tuple[ViTSpec, dict[str, Tensor]]:
+    """Return the spec of a model with the head that it has now, and its tensors by its names."""
+    spec = vit.spec.replace(num_classes=vit.num_classes)
+    # Single blocks may be compiled, too.
+    state = {name.replace(f"{COMPILED}.", ""): t for name, t in vit.state_dict().items()}
+    if "head.weight" in state and spec.num_classes:  # a linear layer may have no bias
+        state.setdefault("head.bias", state["head.weight"].new_zeros(spec.num_classes))
+    return spec, state
+
+
+def _refuse_unusable(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse tensors that reading the file would refuse: no floats, or not finite."""
+    for name, tensor in tensors.items():
+        if tensor.is_meta or tensor.dtype not in WEIGHT_DTYPES:
+            kind = "on the meta device and has no values" if tensor.is_meta else tensor.dtype
+            raise CheckpointError(f"{path}: {name} is {kind}; expected floats")
+        not_finite = count_not_finite(tensor)
+        if not_finite:
             raise CheckpointError(
-                f"{header.path}: {name} has shape {shape}, the spec in the file needs "
-                f"{expected[name]}"
+                f"{path}: {name}: {not_finite} of {tensor.numel()} numbers are NaN or infinite in "
+                "float32, and such a file could not be loaded; save an earlier model"
             )
 
 
-def _check_digests(path: Path, expected: object, actual: Mapping[str, str]) -> None:
-    if not isinstance(expected, dict) or expected.keys() != actual.keys():
-        raise CheckpointError(f"{path}: its sha256 values do not belong to its groups of tensors")
-    for group, digest in actual.items():
-        if expected[group] != digest:
+def unwrapped(model: object, path: Path) -> ViT:
+    """Return the ViT inside of any wrappers.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    inner = model
+    # Wrappers may be nested: compiled inside of data parallelism, averaged on top.
+    while not isinstance(inner, ViT):
+        wrapped = getattr(inner, COMPILED, None) or getattr(inner, "module", None)
+        if not isinstance(wrapped, nn.Module):
+            break
+        if isinstance(inner, nn.Module) and (inner._forward_hooks or inner._forward_pre_hooks):
             raise CheckpointError(
-                f"{path}: {group} is damaged: its sha256 is {digest}, expected "
-                f"{expected[group]}; download or copy the file again"
+                f"{path}: a file cannot hold the forward hooks of the {type(inner).__name__} "
+                "around the model; remove them (handle.remove())"
             )
+        inner = wrapped
+    if isinstance(inner, ViT):
+        return inner
+    remedy = "pass a vitkit.ViT, such as checkpoint.model"
+    if hasattr(model, "merge_and_unload"):
+        remedy = REMEDIES["lora_"]
+    elif isinstance(getattr(model, "model", None), ViT):  # `FeatureMaps`
+        remedy = "pass the ViT in it, its .model"
+    raise CheckpointError(f"{path}: {type(model).__name__} is not a ViT; {remedy}")
+
+
+def _refuse_misfits(vit: ViT, spec: ViTSpec, state: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse a model whose tensors are not those of its spec."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    difference = _difference(tensor_shapes(spec), shapes)
+    if not difference:
+        return
+    remedies = [text for part, text in REMEDIES.items() if any(part in name for name in state)]
+    if not remedies and "head." in difference:
+        remedies = [
+            f"model.head is a {type(vit.head).__name__}, and a file can hold only a "
+            f"torch.nn.Linear({spec.head_inputs}, K) there, without other layers (dropout before "
+            "it is the field head_dropout)"
+        ]
+    remedy = "; or ".join([*remedies, "save its state_dict() beside the code that builds it"])
+    raise CheckpointError(f"{path}: the model differs from its spec: {difference}; {remedy}")
+
+
+# Changes to a model that a file of weights cannot store: hooks, other layers, other methods.
+#
+# Where a model differs from a new one of its spec in more than its tensors, one image decides: both
+# must give the same logits.
+
+TOLERANCE = 1e-5
+"""Largest difference of logits, as a part of the largest logit: compiled layers round otherwise."""
+
+
+def _refuse_unsaved_changes(
+    vit: ViT, spec: ViTSpec, state: Mapping[str, Tensor], path: Path
+) -> None:
+    """Refuse a model that computes other logits than a file of its tensors would."""
+    changed = _layers(vit) != _layers(blank_model(spec)) or any(map(_has_own_code, vit.modules()))
+    # A part of a model cannot be run, and tensors on the meta device have no values.
+    if not changed or any(t.is_meta or is_sharded(t) for t in state.values()):
+        return
+    effect = _effect(vit, spec, state)
+    if effect:
+        raise CheckpointError(
+            f"{path}: a file holds tensors alone, and this model has hooks, methods or layers of "
+            f"its own: loaded again, {effect}; remove hooks (handle.remove()) and put the layers "
+            "of its spec back, or save its state_dict() beside the code that builds it"
+        )
+
+
+def _layers(model: ViT) -> dict[str, tuple[type, str]]:
+    """Return class and settings of each layer, without the wrappers of compiled ones."""
+    layers = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if not isinstance(module._modules.get(COMPILED), nn.Module):
+            plain_name = f".{name}".replace(f".{COMPILED}", "")
+            layers[plain_name] = (type(module), module.extra_repr())
+    return layers
+
+
+def _has_own_code(module: nn.Module) -> bool:
+    """Return True for a layer with hooks, or with a method in place of its class's."""
+    if module._forward_hooks or module._forward_pre_hooks:
+        return True
+    return any(callable(getattr(type(module), name, None)) for name in vars(module))
+
+
+@torch.no_grad()
+def _effect(vit: ViT, spec: ViTSpec, state: Mapping[str, Tensor]) -> str:
+    """Describe how a model differs from a new one with its tensors, or return an empty string."""
+    with torch.device("meta"):
+        plain = ViT(spec)
+    plain.load_state_dict(dict(state), assign=True)  # no copies
+    plain.eval()
+    like = next(plain.parameters())
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(1, spec.in_channels, *spec.image_size, generator=generator).to(like)
+    try:
+        with eval_mode(vit):
+            found = vit(images)
+    except Exception as error:  # noqa: BLE001 - layers and hooks of the user's own raise anything
+        return f"it would return logits, and now it raises {type(error).__name__}: {error}"
+    expected = plain(images).double()
+    if not expected.isfinite().all():
+        return ""  # tensors that are not finite have a message of their own
+    if not isinstance(found, Tensor) or found.shape != expected.shape:
+        return f"it would return logits {tuple(expected.shape)}, and now something else"
+    scale = float(expected.abs().max().clamp(min=1e-12))
+    difference = float((found.double() - expected).abs().max().nan_to_num(nan=1.0)) / scale
+    if difference <= TOLERANCE:
+        return ""
+    return f"its logits would differ by {difference:.1g} of the largest"
