@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from vitkit.explaining.method import Method
+from vitkit.explaining.methods import METHODS as METHODS
+from vitkit.explaining.methods import Method
 
 
 @dataclass(frozen=True)

@@ -205,7 +205,7 @@ print(f"uniform    {4 / 36:.1%}")
 #
 # If attention were the only operation, the first row of $R$ would be the share of each patch in the
 # final class token. Fig. 6 of the ViT paper is drawn in this way. In the library:
-# `explaining/methods/rollout.py`.
+# `explaining/methods/attention.py`.
 
 
 # %%
@@ -251,7 +251,7 @@ _ = grid_of(squares, titles, across=5, size=1.3, colours="gray")
 #
 # $$ H = -\frac1T \sum_{i=1}^{T} \sum_{j=1}^{T} A_{ij} \log A_{ij}. $$
 #
-# In the library: `explaining/model_statistics.py`. In the paper's models some heads of the
+# In the library: `explaining/model.py`. In the paper's models some heads of the
 # first layers have a short distance, others a long one. Little of this can be expected here: the
 # class token finds the digit alone, and the patches hardly need each other.
 
@@ -314,7 +314,7 @@ for name, chosen in zip(("same row", "same column", "neither"), pairs, strict=Tr
 # Each column of the patch matrix $E$, a kernel of `patch_embed.proj`, can be drawn as a small
 # image: the patch to which this component of the token responds most. Many of the 64 kernels are
 # similar, so the figure shows their principal components, the strongest first (the paper's Fig. 7,
-# left). In the library: `explaining/model_statistics.py`.
+# left). In the library: `explaining/model.py`.
 
 
 # %% mystnb={"figure": {"caption": "The first 14 principal components of the patch matrix. Upper row, trained: lines, edges and corners of strokes at various positions and angles. Lower row, untrained: noise."}}
@@ -340,7 +340,7 @@ print("variance of the first 14 of 64 components:",
 # `vitkit.explain_model` measures all of this for any checkpoint, and `vitkit explain RUN photos
 # --model` does the same on the command line. The numbers are those of the cells above.
 
-# %% mystnb={"figure": {"caption": "The sheet of the model: filters, similarity of positions, attention distance and entropy of every head, similarity of the class token with its last state, and norms of the patch tokens. The class token changes most in the first block, where it finds the digit."}}
+# %% mystnb={"figure": {"caption": "The sheet of the model: filters, similarity of positions, and attention distance of every head."}}
 shown_images = [
     ((image[0] + 1) * 127.5).round().byte().numpy() for image in images[:128]
 ]

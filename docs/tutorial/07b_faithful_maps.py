@@ -36,7 +36,7 @@ from torch import Tensor
 
 import vitkit
 from vitkit.explaining.methods import METHODS
-from vitkit.explaining.methods.libragrad import BalancedGradients
+from vitkit.explaining.methods.gradients import BalancedGradients
 
 sys.path.append("../../examples/research")
 checks = import_module("sanity_checks_of_maps")
@@ -93,7 +93,7 @@ class_token_maps = {
 #
 # A record with `gradients=True` keeps the maps in the graph of the logits, so that
 # `torch.autograd.grad` finds their gradients. In the library:
-# `explaining/methods/gradient_rollout.py`.
+# `explaining/methods/gradients.py`.
 
 
 # %%
@@ -141,8 +141,7 @@ print(
 # \sum_i r_i + \sum_{b} b \cdot \frac{\partial s_c}{\partial b} = s_c, $$
 #
 # where the second sum is over all biases $b$. A share below zero speaks against the class. In the
-# library: `explaining/methods/libragrad.py` has the backward passes, and
-# `explaining/methods/libragrad.py` the shares.
+# library: `explaining/methods/gradients.py` has the backward passes and the shares.
 
 
 # %%
@@ -189,7 +188,7 @@ print(
 # Convolutional networks need a grey square in place of the patch, which is an odd image that may
 # itself change the prediction. A ViT takes any number of tokens, so the token is dropped; the
 # others keep their positions. The price is a forward pass for each patch. In the library:
-# `explaining/methods/occlusion.py`, and `explaining/method.py` for the dropping.
+# `explaining/methods/occlusion.py`.
 
 
 # %%

@@ -20,7 +20,6 @@ from torch.nn import functional as F
 
 import vitkit
 from vitkit.evaluation.intervals import wilson_interval
-from vitkit.explaining.class_scores import TokenSubsets
 from vitkit.explaining.faithfulness import (
     image_keys,
     insertion_areas,
@@ -29,8 +28,8 @@ from vitkit.explaining.faithfulness import (
     normalised_areas,
     reference_areas,
 )
-from vitkit.explaining.method import Method
-from vitkit.explaining.methods import METHODS
+from vitkit.explaining.methods import METHODS, Method
+from vitkit.explaining.methods.occlusion import TokenSubsets
 from vitkit.models.attention import Context
 from vitkit.models.interface.intermediates import Embedded
 from vitkit.randomness import hash64, permutation

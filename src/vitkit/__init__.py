@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from vitkit.explaining.faithfulness import FaithfulnessReport as FaithfulnessReport
     from vitkit.explaining.files import Animation as Animation
     from vitkit.explaining.files import plot_explanations as plot_explanations
+    from vitkit.explaining.model import Artefacts as Artefacts
     from vitkit.explaining.model import ModelExplanation as ModelExplanation
-    from vitkit.explaining.model_statistics import Artefacts as Artefacts
-    from vitkit.explaining.model_statistics import find_artefacts as find_artefacts
+    from vitkit.explaining.model import find_artefacts as find_artefacts
     from vitkit.exporting.export import ExportReport as ExportReport
     from vitkit.exporting.export import export as export
     from vitkit.exporting.exported_model import evaluate as evaluate
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from vitkit.models.record import Record as Record
     from vitkit.models.transformer import Transformer as Transformer
     from vitkit.models.vit import ViT as ViT
-    from vitkit.plots.attention import plot_attention as plot_attention
+    from vitkit.plots.confusion import plot_attention as plot_attention
     from vitkit.prediction.explain_image import animate_explanation as animate_explanation
     from vitkit.prediction.explain_image import explain as explain
     from vitkit.prediction.explain_image import faithfulness_report as faithfulness_report
@@ -137,9 +137,9 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Animation",
         "plot_explanations",
     ),
-    "vitkit.explaining.model": ("ModelExplanation",),
-    "vitkit.explaining.model_statistics": (
+    "vitkit.explaining.model": (
         "Artefacts",
+        "ModelExplanation",
         "find_artefacts",
     ),
     "vitkit.exporting.export": (
@@ -164,7 +164,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "vitkit.models.record": ("Record",),
     "vitkit.models.transformer": ("Transformer",),
     "vitkit.models.vit": ("ViT",),
-    "vitkit.plots.attention": ("plot_attention",),
+    "vitkit.plots.confusion": ("plot_attention",),
     "vitkit.prediction.explain_image": (
         "animate_explanation",
         "explain",

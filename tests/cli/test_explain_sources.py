@@ -138,20 +138,6 @@ def test_a_long_name_is_cut_between_its_characters(root, checkpoint, name):
     assert written("drawn") == {f"{stem}.png"}
 
 
-def test_an_explanation_of_another_image_is_kept(root, checkpoint):
-    for output, ending in (("png", ".png"), ("svg", ".svg")):
-        more = ["--format", output, "--output", output]
-        assert cli.run(["explain", checkpoint, "cats/1.png", *more]) == 0
-        before = Path(output, f"1{ending}").read_bytes()
-        assert cli.run(["explain", checkpoint, "dogs/1.png", *more]) == 0
-        assert written(output) == {f"1{ending}", f"1-2{ending}"}
-        assert Path(output, f"1{ending}").read_bytes() == before
-        # the same image again replaces its own, also by another method
-        assert cli.run(["explain", checkpoint, "./cats/1.png", *more, "--method", "rollout"]) == 0
-        assert written(output) == {f"1{ending}", f"1-2{ending}"}
-        assert Path(output, f"1{ending}").read_bytes() != before
-
-
 @pytest.mark.parametrize("name", ["x.png", "X.SVG", "x.gif"])
 def test_one_explanation_is_written_to_the_file_that_is_named(root, checkpoint, name, capsys):
     words = ["explain", checkpoint, "cats/1.png", "--output", name, "--method", "rollout"]

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import torch
 from noise import fill_with_noise
+from own_methods import METHODS
 
 import vitkit
-from vitkit.errors import SettingError
-from vitkit.explaining import model_statistics as artefacts
-from vitkit.explaining.methods.attention import attention
 
 WIDTH, NEURON, LAYER = 32, 5, 1
 SIZE = (32, 48)
@@ -84,7 +82,7 @@ def test_artefacts_are_counted_with_their_share_of_the_attention(readout):
     record = vitkit.Record(tokens=[-1])
     with torch.no_grad():
         vit.forward_features(images, record)
-        weights = attention(vit, images)
+        weights = METHODS["attention"].compute(vit, images)
     norms = record.tokens[2][:, vit.spec.num_prefix_tokens :].double().norm(dim=2).numpy()
     median = np.median(norms)
     limit = median + 4 * np.median(abs(norms - median))
@@ -110,7 +108,7 @@ def test_no_artefacts():
 
 
 def test_what_is_wrong_is_named():
-    with pytest.raises(SettingError, match=r"threshold = -1\.0: must be a positive number"):
+    with pytest.raises(vitkit.SettingError, match=r"threshold = -1\.0: must be a positive number"):
         vitkit.find_artefacts(planted(), pixels(BRIGHT), threshold=-1.0)
-    with pytest.raises(SettingError, match=r"no images; pass one image or more"):
-        artefacts.count_artefacts(torch.zeros(0, 2, 2), torch.zeros(0, 2, 2))
+    with pytest.raises(vitkit.SettingError, match=r"no images; pass one image or more"):
+        vitkit.find_artefacts(planted(), torch.zeros(0, 3, *SIZE))

@@ -1,4 +1,4 @@
-"""Where a model looks: the right rows of the right maps, laid on the right part of the image."""
+"""Where a model looks: maps laid on the right part of the image."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 import torch
 from noise import fill_with_noise
+from own_methods import METHODS
 
 import vitkit
 from vitkit import cli
 from vitkit.data.images.preprocess import preprocess_images, viewport
-from vitkit.errors import OutputError, SettingError
 from vitkit.explaining.explanation import heatmap_over
-from vitkit.explaining.methods import METHODS
-from vitkit.explaining.methods.attention import attention
 
 
 def model(**fields) -> vitkit.ViT:
@@ -25,52 +23,6 @@ def model(**fields) -> vitkit.ViT:
     )  # fmt: skip
     fill_with_noise(vit, std=0.6)
     return vit
-
-
-def restated(vit: vitkit.ViT, images: torch.Tensor, layer: int) -> torch.Tensor:
-    """All maps of a layer by torch's own softmax on q and k: (B, k, T, T)."""
-    record = vitkit.Record(tokens=[layer - 1]) if layer else vitkit.Record()
-    with torch.inference_mode():
-        vit.forward_features(images, record)
-        if layer:
-            tokens = record.tokens[layer - 1]
-        else:
-            grid = vit.patch_embed.grid(images)
-            patches = vit.patch_embed(images)
-            tokens = vit.embedding(patches, grid, vit.cls_token, vit.pos_embed)
-        block = vit.blocks[layer]
-        q, k, _ = block.attn.qkv(block.norm1(tokens)).chunk(3, dim=-1)
-        q, k = (x.unflatten(-1, (4, 4)).transpose(1, 2) for x in (q, k))
-        return torch.softmax(q @ k.mT / 2.0, dim=-1)
-
-
-@pytest.mark.parametrize("layer", [0, 1])
-@pytest.mark.parametrize("head", [None, 2])
-def test_the_class_token_s_row_over_the_patches(layer, head):
-    vit, images = model().eval(), torch.randn(2, 3, 16, 24)
-    maps = restated(vit, images, layer)
-    row = maps[:, :, 0, 1:].mean(1) if head is None else maps[:, head, 0, 1:]
-    expected = (row / row.sum(-1, keepdim=True)).reshape(2, 2, 3)
-    torch.testing.assert_close(attention(vit, images, layer=layer, head=head), expected)
-
-
-def test_the_mean_query_where_the_mean_is_read():
-    vit, images = model(class_token=False, pooling="mean").eval(), torch.randn(2, 3, 16, 24)
-    expected = restated(vit, images, 1).mean(dim=(1, 2)).reshape(2, 2, 3)
-    found = attention(vit, images)
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(found.sum(dim=(1, 2)), torch.ones(2))
-
-
-def test_the_mode_of_the_model_stays_and_what_is_not_there_is_named():
-    vit, images = model(mlp_dropout=0.5).train(), torch.randn(1, 3, 16, 24)
-    first, second = attention(vit, images), attention(vit, images)
-    assert torch.equal(first, second)  # run in eval mode: no dropout
-    assert vit.training
-    with pytest.raises(SettingError, match=r"layer 2 does not exist; layers are 0 to 1"):
-        attention(vit, images, layer=2)
-    with pytest.raises(SettingError, match=r"head 4 does not exist; heads are 0 to 3"):
-        attention(vit, images, head=4)
 
 
 def test_a_heat_map_lies_where_its_patch_is():
@@ -116,39 +68,28 @@ def test_explain_gives_the_map_the_prediction_and_an_image_of_both(checkpoint, t
     (prediction,) = vitkit.Predictor.from_checkpoint(checkpoint)([image])
     assert (made.label, made.probability) == (prediction.label, prediction.probability)
     images = preprocess_images([image], checkpoint.preprocess)
-    grid = attention(checkpoint.model, images)[0]
+    grid = METHODS["attention"].compute(checkpoint.model, images)[0]
     expected = heatmap_over(grid, (50, 60), (0.0, 0.0, 50.0, 60.0))
     np.testing.assert_array_equal(made.heatmap, expected)
     overlay = np.asarray(made.overlay())
     assert min(overlay.shape[:2]) >= 224  # small images are enlarged for people
-    assert made.side_by_side().width == 2 * overlay.shape[1] + 8
     made.save(tmp_path / "a" / "out.png")
-    with pytest.raises(OutputError, match=r"ends in \.png"):
+    with pytest.raises(vitkit.OutputError, match=r"ends in \.png"):
         made.save(tmp_path / "out.jpg")
-    with pytest.raises(SettingError, match=r"'atention' does not exist .did you mean 'attention'"):
+    with pytest.raises(vitkit.SettingError, match=r"exist .did you mean 'attention'"):
         vitkit.explain(checkpoint, image, method="atention")
 
 
 def test_the_overlay_is_hotter_where_the_map_is():
-    from vitkit.explaining.explanation import Explanation
-
     heat = np.zeros((300, 300), np.float32)
     heat[100:200, 100:200] = 1.0
     grey = np.full((300, 300, 3), 90, np.uint8)
-    mixed = np.asarray(Explanation(grey, heat).overlay()).astype(int)
+    mixed = np.asarray(vitkit.Explanation(grey, heat).overlay()).astype(int)
     assert mixed[150, 150].sum() > 1.5 * mixed[20, 20].sum()
     assert (mixed[20, 20] > 60).all()  # cold parts stay readable
     for wrong in (-0.1, 1.5, float("nan")):
-        with pytest.raises(SettingError, match=r"strength = .*: must be from 0 to 1"):
-            Explanation(grey, heat).overlay(wrong)
-
-
-def test_a_part_that_was_in_eval_mode_stays_so():
-    vit = model().train()
-    vit.blocks[0].eval()
-    before = [module.training for module in vit.modules()]
-    attention(vit, torch.zeros(1, 3, 16, 16))
-    assert [module.training for module in vit.modules()] == before
+        with pytest.raises(vitkit.SettingError, match=r"strength = .*: must be from 0 to 1"):
+            vitkit.Explanation(grey, heat).overlay(wrong)
 
 
 def test_the_api_and_the_command_offer_the_methods_of_one_registry(capsys):
@@ -156,5 +97,5 @@ def test_the_api_and_the_command_offer_the_methods_of_one_registry(capsys):
     help_text = capsys.readouterr().out
     for name in METHODS:
         assert name in help_text
-    with pytest.raises(SettingError, match=f"methods are {', '.join(METHODS)}"):
+    with pytest.raises(vitkit.SettingError, match=f"methods are {', '.join(METHODS)}"):
         vitkit.explain("no.safetensors", "no.png", method="no-such-method")

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 from noise import fill_with_noise
+from own_methods import METHODS
 from PIL import Image
 
 import vitkit
 from vitkit import cli
-from vitkit.errors import CheckpointError, SettingError
-from vitkit.explaining.methods import METHODS
 
 PREPROCESS = vitkit.Preprocess(image_size=(16, 24), fit="squash")
 CLASSES = ("ant", "bee", "cat", "dog", "eel")
@@ -38,7 +37,7 @@ def test_the_default_is_libragrad_and_attention_where_a_layer_is_chosen():
     for options in ({"layer": 0}, {"head": 1}, {"query": 2}, {"layer": -1, "head": 0}):
         assert vitkit.explain(some, PIXELS, **options).method == "attention"
     assert vitkit.explain(some, PIXELS, discard_ratio=0.5).method == "rollout"
-    with pytest.raises(SettingError, match=r"steps = 5: libragrad has no such option; .*: integ"):
+    with pytest.raises(vitkit.SettingError, match=r"steps = 5: libragrad has no such .*: integ"):
         vitkit.explain(some, PIXELS, steps=5)
 
 
@@ -71,10 +70,10 @@ def test_models_in_half_precision_are_explained(name, dtype):
 def test_logits_that_are_not_finite_are_refused(name):
     broken = checkpoint()
     broken.model.head.weight.data.fill_(float("nan"))
-    with pytest.raises(CheckpointError, match="the model's logits are not finite") as error:
+    with pytest.raises(vitkit.CheckpointError, match="the model's logits are not finite") as error:
         vitkit.explain(broken, PIXELS, method=name)
     assert "\n" not in str(error.value)
-    with pytest.raises(CheckpointError, match="the model's logits are not finite"):
+    with pytest.raises(vitkit.CheckpointError, match="the model's logits are not finite"):
         vitkit.faithfulness_report(broken, [PIXELS], method=name)
 
 

@@ -15,16 +15,12 @@ from plots.figures import svg_text
 
 import vitkit
 from vitkit import cli
-from vitkit.errors import CheckpointError, DataError, ImageError, OutputError, SettingError
 
-PANELS = ("filters", "positions", "distance", "entropy", "similarity", "norms")
+PANELS = ("filters", "positions", "distance")
 TITLES = {
     "filters": ["First-layerfilters", "principalcomponents", "relativeweight", "oftheva"],
     "positions": ["Positionsimilarity", "patchcolumn", "patchrow", "cosinesimilarity", "learned"],
     "distance": ["Meanattentiondistance", "encoderblock", "distance(pixels)", "meanoverheads"],
-    "entropy": ["Attentionentropy", "entropy(nats)", "shareoflogT", "equaltoalltokens"],
-    "similarity": ["Classtokenoverdepth", "cosinewiththelastlayer", "emb."],
-    "norms": ["Patchnorms", "normafterthelastblock", "median+4MAD"],
 }
 
 
@@ -63,17 +59,17 @@ def test_each_figure_has_titles_units_and_a_caption(explained):
 
 def test_the_sheet_has_all_panels_by_letter(explained):
     text = svg_text(explained.plot())
-    for letter, panel in zip("abcdef", PANELS, strict=True):
+    for letter, panel in zip("abc", PANELS, strict=True):
         assert f"({letter}){TITLES[panel][0]}" in text
     assert "4images" in text
 
 
-@pytest.mark.parametrize("panel", [None, *PANELS[2:]])
+@pytest.mark.parametrize("panel", [None, "distance"])
 def test_legends_hide_nothing(explained, panel):
     figure = explained.plot(panel)
     figure.draw_without_rendering()
     shown = [axes for axes in figure.axes if axes.get_legend()]
-    assert len(shown) == (4 if panel is None else 1)
+    assert len(shown) == 1
     for axes in shown:
         legend = axes.get_legend().get_window_extent()
         assert legend.y0 >= axes.get_window_extent().y1 - 1
@@ -87,11 +83,6 @@ def test_points_and_lines_are_the_numbers(explained):
     np.testing.assert_array_equal(heads[:, 0], [0, 0, 1, 1, 2, 2])
     np.testing.assert_allclose(axes.lines[0].get_ydata(), explained.depth.distance.mean(axis=1))
     assert axes.lines[1].get_ydata()[0] == explained.depth.uniform_distance
-    entropy = explained.plot("entropy").axes[0].collections[0].get_offsets()[:, 1]
-    np.testing.assert_allclose(entropy.reshape(3, 2), explained.depth.entropy)
-    line = explained.plot("similarity").axes[0].lines[0]
-    np.testing.assert_allclose(line.get_ydata(), explained.depth.similarity)
-    assert line.get_xdata()[0] == -1
 
 
 def test_filters_and_positions_are_drawn_in_their_places(explained):
@@ -119,18 +110,18 @@ def test_saved_files_are_complete_and_replace_only_earlier_ones(explained, tmp_p
     assert files[0].name == "sheet.png"
     with Image.open(files[0]) as sheet:
         assert sheet.info["Software"] == "vitkit explain --model"
-        assert 1800 < sheet.width < 2500  # as wide as a page, 300 dots per inch
+        assert 1800 < sheet.width < 2600  # as wide as a page, 300 dots per inch
     numbers = json.loads((tmp_path / "a" / "numbers.json").read_text())
     assert numbers["depth"]["attention_entropy_nats"] == explained.depth.entropy.tolist()
     assert numbers["artefacts"]["patch_tokens"] == 24
     filters = (tmp_path / "a" / "filters.svg").read_bytes()
     of_weights = replace(explained, depth=None, artefacts=None)
     assert set(of_weights.save(tmp_path / "a")) < set(files)  # earlier results are replaced
-    for name in ("norms.png", "numbers.json", "filters.svg"):
+    for name in ("sheet.png", "numbers.json", "filters.svg"):
         own = tmp_path / name / name
         own.parent.mkdir()
         own.write_text("{}")
-        with pytest.raises(OutputError, match=f"{name}: this file exists and is not an expl"):
+        with pytest.raises(vitkit.OutputError, match=f"{name}: this file exists and is not an"):
             explained.save(own.parent)
         assert [path.name for path in own.parent.iterdir()] == [name]
         assert own.read_text() == "{}"
@@ -158,8 +149,8 @@ def test_without_images_there_are_the_weights_alone(tmp_path):
     assert found.caption == "<mine> $x$"
     assert "<mine>$x$" in svg_text(found.plot())
     assert found.notes == ("Attention over depth is measured on images, and none were given.",)
-    with pytest.raises(SettingError, match=r"panel = 'norms': must be one of filters, positions"):
-        found.plot("norms")
+    with pytest.raises(vitkit.SettingError, match=r"panel = 'distance': must be one of filters"):
+        found.plot("distance")
     assert [path.name for path in found.save(tmp_path / "out")][-1] == "numbers.json"
     assert "&lt;mine&gt;" in found._repr_html_()
 
@@ -171,9 +162,8 @@ def test_one_patch_in_one_block_of_one_grey_channel(tmp_path):
     assert found.depth.relative_entropy.tolist() == [[0.0]]
     assert found.depth.distance.tolist() == [[0.0]]
     assert found.artefacts.count == 0
-    assert "Meanpatchtokenoverdepth" in svg_text(found.plot())
-    assert list(found.plot("entropy").axes[0].get_xticks()) == [0]
-    assert "ViTwith1blockofwidth32,1head,patchesof16x24" in svg_text(found.plot("entropy"))
+    assert list(found.plot("distance").axes[0].get_xticks()) == [0]
+    assert "ViTwith1blockofwidth32,1head,patchesof16x24" in svg_text(found.plot("distance"))
 
 
 def test_what_cannot_be_drawn_is_named(tmp_path):
@@ -181,15 +171,15 @@ def test_what_cannot_be_drawn_is_named(tmp_path):
     assert "positions" not in found.panels
     assert found.notes == ("The model has no positions.",)
     assert found.notes[0] in found.lines()
-    with pytest.raises(SettingError, match=r"panel = 'positions': must be one of filters, dist"):
+    with pytest.raises(vitkit.SettingError, match=r"panel = 'positions': .* filters, dist"):
         found.plot("positions")
 
 
 def test_a_figure_that_needs_images_says_so(tmp_path):
     found = vitkit.explain_model(checkpoint(tmp_path))
-    with pytest.raises(SettingError, match=r"must be one of filters, pos.* images, and none were"):
+    with pytest.raises(vitkit.SettingError, match=r"one of filters, pos.* images, and none were"):
         found.plot("distance")
-    with pytest.raises(SettingError, match=r"panel = 'heads': must be one of filters, positions$"):
+    with pytest.raises(vitkit.SettingError, match=r"panel = 'heads': .* of filters, positions$"):
         found.plot("heads")
 
 
@@ -204,7 +194,7 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path, part, message):
     broken = vitkit.load(checkpoint(tmp_path))
     broken.model.get_submodule(part).weight.data.fill_(float("nan"))
     images = pixels(2) if "mlp" in part else ()
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(vitkit.CheckpointError, match=message):
         vitkit.explain_model(broken, images)
 
 
@@ -229,11 +219,11 @@ def test_images_that_cannot_be_used(tmp_path):
     path = checkpoint(tmp_path)
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no image")
-    with pytest.raises(ImageError, match=r"broken\.png"):
+    with pytest.raises(vitkit.ImageError, match=r"broken\.png"):
         vitkit.explain_model(path, [pixels(1)[0], broken])
-    with pytest.raises(DataError, match=r"missing"):
+    with pytest.raises(vitkit.DataError, match=r"missing"):
         vitkit.explain_model(path, str(tmp_path / "missing"))
-    with pytest.raises(SettingError, match=r"expected a list of images"):
+    with pytest.raises(vitkit.SettingError, match=r"expected a list of images"):
         vitkit.explain_model(path, pixels(1)[0])
 
 
@@ -250,7 +240,7 @@ def test_the_command_draws_writes_and_counts(tmp_path, capsys, monkeypatch):
     printed = capsys.readouterr().out
     for line in found.lines():
         assert line in printed
-    assert "15 files in out, sheet.png first" in printed
+    assert "9 files in out, sheet.png first" in printed
     (tmp_path / "photos" / "broken.png").write_bytes(b"no image")
     assert cli.run(["explain", "tiny.safetensors", "photos", "--model", "--output", "out"]) == 2
     assert "1 of 4 images could not be used" in capsys.readouterr().err

@@ -11,9 +11,8 @@ from noise import fill_with_noise
 from torch import nn
 
 import vitkit
-from vitkit.explaining.model_statistics import first_layer_filters, position_similarity
+from vitkit.explaining.model import first_layer_filters, position_similarity
 from vitkit.models.hybrid import standardise
-from vitkit.weights.checkpoint import Checkpoint
 
 SIZE = (24, 40)
 """A rectangle of 3 x 5 patches."""
@@ -46,7 +45,7 @@ def images(count: int = 5) -> list[np.ndarray]:
 
 def explained(vit: vitkit.ViT, size: tuple[int, int] = SIZE) -> vitkit.ModelExplanation:
     preprocess = vitkit.Preprocess(image_size=size, fit="squash")
-    return vitkit.explain_model(Checkpoint(vit, preprocess, ()), images(), name="tiny")
+    return vitkit.explain_model(vitkit.Checkpoint(vit, preprocess, ()), images(), name="tiny")
 
 
 def recorded(vit: vitkit.ViT, size: tuple[int, int] = SIZE) -> vitkit.Record:
@@ -96,38 +95,13 @@ def test_distance_and_entropy_by_plain_loops(kind):
     assert found.uniform_distance == pytest.approx(np.mean(equal))
 
 
-@pytest.mark.parametrize("kind", MODELS)
-def test_similarity_over_depth_by_plain_loops(kind):
-    vit = model(**MODELS[kind])
-    found = explained(vit).depth
-    record, prefix = recorded(vit), vit.spec.num_prefix_tokens
-    preprocess = vitkit.Preprocess(image_size=SIZE, fit="squash")
-    with torch.no_grad():
-        first = vit.embed(torch.stack([preprocess(image) for image in images()])).tokens
-    depths = [tokens.double().numpy() for tokens in (first, record.tokens[0], record.tokens[1])]
-    for number, tokens in enumerate(depths):
-        cosines = []
-        for image in range(5):
-            if vit.spec.class_token:
-                one, last = tokens[image, 0], depths[-1][image, 0]
-            else:
-                one = tokens[image, prefix:].mean(axis=0)
-                last = depths[-1][image, prefix:].mean(axis=0)
-            cosines.append(one @ last / math.sqrt((one @ one) * (last @ last)))
-        assert found.similarity[number] == pytest.approx(np.mean(cosines), abs=1e-6)
-        assert found.similarity_spread[number] == pytest.approx(np.std(cosines), abs=1e-6)
-    assert found.similarity[-1] == pytest.approx(1)
-    assert found.token == ("class token" if vit.spec.class_token else "mean patch token")
-
-
 def test_batches_make_no_difference(monkeypatch):
     vit = model()
     together = explained(vit)
-    monkeypatch.setattr("vitkit.explaining.model_statistics.LARGEST_BATCH", 2)
+    monkeypatch.setattr("vitkit.explaining.model.LARGEST_BATCH", 2)
     alone = explained(vit)
     np.testing.assert_allclose(alone.depth.distance, together.depth.distance, rtol=1e-6)
     np.testing.assert_allclose(alone.depth.entropy, together.depth.entropy, rtol=1e-6)
-    np.testing.assert_allclose(alone.depth.similarity, together.depth.similarity, atol=1e-6)
     assert alone.artefacts.count == together.artefacts.count
 
 

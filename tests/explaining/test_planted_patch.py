@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from einops import rearrange
+from own_methods import METHODS
 from torch import Tensor
 from torch.nn import functional as F
 
 import vitkit
-from vitkit.explaining.methods import METHODS
 
 GRID, PATCH, PATTERNS = 5, 4, 4
 TOP = int(0.05 * GRID * GRID)

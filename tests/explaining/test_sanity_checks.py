@@ -14,8 +14,7 @@ from noise import fill_with_noise
 from own_methods import own_method
 
 import vitkit
-from vitkit.explaining.class_scores import TokenSubsets
-from vitkit.explaining.faithfulness import image_keys, random_orders, step_sizes
+from vitkit.explaining.methods.occlusion import TokenSubsets
 
 SCRIPT = Path(__file__).parents[2] / "examples/research/sanity_checks_of_maps.py"
 pytestmark = pytest.mark.soak
@@ -131,80 +130,12 @@ def test_saco_is_that_of_a_plain_loop():
     assert np.isnan(checks.saco(vit, images, torch.ones(3, 2, 3), classes)).all()
 
 
-def test_the_fit_and_stability():
+def test_the_fit_of_the_model():
     vit, images = model(), some_images(40)
     labels = vit(images).argmax(1)
     full, quarter, half = checks.model_fit(vit, images, labels)
     assert full == 1.0 >= max(quarter, half)
     assert checks.model_fit(vit, images, (labels + 1) % 5)[0] == 0
-    seen = []
-
-    def keep(vit, images):
-        seen.append(images)
-        return brightness(vit, images)
-
-    preprocess = vitkit.Preprocess(image_size=(16, 24), mean=(0.4,) * 3, std=(0.2,) * 3)
-    pixels = np.random.default_rng(0).integers(0, 256, (3, 16, 24, 3), np.uint8)
-    images = torch.from_numpy((pixels / 255 - 0.4) / 0.2).permute(0, 3, 1, 2).float()
-    found = checks.stability(checks.maps_of(own_method(keep)), vit, images, CLASSES[:3], preprocess)
-    assert torch.equal(seen[1][..., 1:], images[..., :-1])
-    assert 0 < found["shift"] <= 1
-    assert 0.5 < found["jpeg"] <= 1
-
-
-def blurred(image: torch.Tensor) -> torch.Tensor:
-    """The patches' mean colours, interpolated between their centres, pixel by pixel."""
-    made = torch.zeros_like(image)
-    for y in range(16):
-        for x in range(24):
-            down, across = (y + 0.5) / 8 - 0.5, (x + 0.5) / 8 - 0.5
-            down, across = min(max(down, 0), 1), min(max(across, 0), 2)
-            for i in range(2):
-                for j in range(3):
-                    weight = max(0, 1 - abs(down - i)) * max(0, 1 - abs(across - j))
-                    cell = image[:, 8 * i : 8 * i + 8, 8 * j : 8 * j + 8]
-                    made[:, y, x] += weight * cell.mean((1, 2))
-    return made
-
-
-@torch.no_grad()
-def probability(vit, image, cover, kept: list[int], number: int) -> float:
-    made = cover.clone()
-    for patch in kept:
-        y, x = patch // 3 * 8, patch % 3 * 8
-        made[:, y : y + 8, x : x + 8] = image[:, y : y + 8, x : x + 8]
-    return float(vit(made[None]).softmax(1)[0, number])
-
-
-def area(vit, image, cover, order: list[int], number: int) -> float:
-    """The mean probability while patches are covered in an order, in a loop of plain code."""
-    sizes = step_sizes(6)
-    curve = [probability(vit, image, cover, order[6 - size :], number) for size in sizes]
-    return float(np.trapezoid(curve, sizes) / (sizes[-1] - sizes[0]))
-
-
-def test_deletion_by_covered_patches_is_that_of_a_plain_loop():
-    vit, images = model(num_classes=3).double(), some_images(2, torch.float64)
-    classes = vit(images).argmax(1)
-    grids = brightness(vit, images)
-    references = checks.covered_references(vit, images, classes)
-    found = checks.covered_deletion(vit, images, grids, classes, references)
-    for row, (image, number) in enumerate(zip(images, classes.tolist(), strict=True)):
-        for name, cover in (("grey", torch.zeros_like(image)), ("blur", blurred(image))):
-            rest = [
-                probability(vit, image, cover, [q for q in range(6) if q != p], number)
-                for p in range(6)
-            ]
-            greedy = sorted(range(6), key=lambda patch: rest[patch])
-            random = random_orders(image_keys(image[None]), 6, 0)[0].tolist()
-            chance = [area(vit, image, cover, order[::-1], number) for order in random]
-            best, mean = area(vit, image, cover, greedy, number), float(np.mean(chance))
-            order = grids[row].flatten().argsort(descending=True).tolist()
-            if mean - best > np.std(chance):
-                expected = (mean - area(vit, image, cover, order, number)) / (mean - best)
-                assert found[name][row] == pytest.approx(expected, abs=1e-6)
-            else:
-                assert np.isnan(found[name][row])
 
 
 def test_ranks_and_tau_with_ties_are_scipy_s():

@@ -11,7 +11,6 @@ import torch
 from explaining.test_artefacts import BRIGHT, LAYER, NEURON, READOUTS, WIDTH, pixels, planted
 
 import vitkit
-from vitkit.explaining.methods.attention import attention
 
 SCRIPT = Path(__file__).parents[2] / "examples/research/test_time_registers.py"
 pytestmark = pytest.mark.soak
@@ -47,15 +46,6 @@ def test_the_norms_leave_the_patches_and_clean_images_keep_their_logits(readout)
         assert torch.equal(vit(images), plain)  # nothing stays behind
 
 
-def test_an_image_does_not_depend_on_the_others():
-    vit, images = planted().eval(), pixels(BRIGHT)
-    neurons = registers.find_register_neurons(vit, images)
-    with torch.no_grad(), registers.test_time_registers(vit, neurons):
-        together = vit(images)
-        alone = torch.cat([vit(image[None]) for image in images])
-    torch.testing.assert_close(together, alone, atol=1e-6, rtol=1e-6)
-
-
 def test_the_extra_token_acts_as_the_patches_did():
     """The class token, computed by hand from the moved activation."""
     vit, images = planted().eval(), pixels([(0, 0, 1)], count=1)
@@ -78,21 +68,6 @@ def test_the_extra_token_acts_as_the_patches_did():
             tokens = tokens + block.mlp.fc2(hidden)
         expected = vit.head(vit.norm(tokens)[:, 0])
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-
-
-def test_maps_and_gradients_within_the_block():
-    vit, images = planted(pooling="mean_all", num_registers=1).train(), pixels(BRIGHT)
-    neurons = registers.find_register_neurons(vit, images)
-    images.requires_grad_()
-    with registers.test_time_registers(vit, neurons):
-        assert not vit.training
-        grid = attention(vit, images.detach())
-        logits = vit(images)
-    assert vit.training
-    assert grid.shape == (4, 4, 6)
-    torch.testing.assert_close(grid.sum(dim=(1, 2)), torch.ones(4))
-    (gradient,) = torch.autograd.grad(logits.sum(), images)
-    assert gradient.isfinite().all()
 
 
 def test_the_effect_in_one_line_and_faithfulness_within_the_block():

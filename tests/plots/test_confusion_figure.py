@@ -8,17 +8,10 @@ import sys
 import matplotlib
 import numpy as np
 import pytest
-from matplotlib import font_manager
 from plots.figures import drawn_part, svg_text
 
-from vitkit.plots.confusion import draw_confusion, row_shares
-from vitkit.plots.figure import (
-    covering_families,
-    encode_png,
-    encode_svg,
-    text_width,
-    wrap_name,
-)
+from vitkit.plots.confusion import draw_confusion
+from vitkit.plots.figure import encode_png, encode_svg
 
 LONG = "a rather long class name that differs from the others at its very end "
 
@@ -39,7 +32,7 @@ def numbers_in(figure) -> list[str]:
     return [text.get_text() for text in figure.axes[0].texts]
 
 
-@pytest.mark.parametrize("classes", [2, 4, 10, 25, 60])
+@pytest.mark.parametrize("classes", [2, 10, 25, 60])
 @pytest.mark.parametrize("name", ["class ", LONG])
 def test_every_name_is_there_in_full_twice(classes, name):
     names = [f"{name}{number}" for number in range(classes)]
@@ -57,18 +50,13 @@ def test_every_name_is_there_in_full_twice(classes, name):
     assert (box.x1, box.y1) <= tuple(size)
 
 
-@pytest.mark.parametrize("classes", [2, 4, 10, 25, 60, 300])
+@pytest.mark.parametrize("classes", [2, 10, 60])
 def test_the_cells_are_the_shares_of_the_true_classes(classes):
     table = counts(classes)
     drawn = draw_confusion(table, [str(n) for n in range(classes)], "").axes[0].images[0]
     shares = drawn.get_array()
-    inner = np.s_[:, :] if classes < 300 else np.s_[1:-1:150, 1:-1:150]
-    if classes < 300:
-        np.testing.assert_allclose(shares.filled(0), 100 * table / table.sum(1, keepdims=True))
-        assert (shares.mask == (table == 0)).all()
-    else:  # three cells wide
-        window = 100 * row_shares(table)[0:3, 0:3]
-        assert shares[inner].filled(0)[0, 0] == window.max()
+    np.testing.assert_allclose(shares.filled(0), 100 * table / table.sum(1, keepdims=True))
+    assert (shares.mask == (table == 0)).all()
     assert drawn.get_clim() == (0, 100)
 
 
@@ -135,35 +123,9 @@ def test_drawing_neither_imports_pyplot_nor_chooses_a_backend():
     assert (done.stdout, done.stderr) == ("False True\n", "")
 
 
-def test_names_are_drawn_as_they_are(monkeypatch):
-    """A dollar begins no formula; a letter that no font has is no warning, but is named."""
-    own = [entry for entry in font_manager.fontManager.ttflist if "DejaVu" in entry.name]
-    monkeypatch.setattr(font_manager.fontManager, "ttflist", own)
-    covering_families.cache_clear()
-    figure = draw_confusion(np.eye(3, dtype=np.int64), ["$a_b$", "\\frac{", "猫"], "$ é")
-    assert figure.missing == "猫"
-    assert "$a_b$" in svg_text(figure)
-    assert "猫" in svg_text(figure)
+def test_names_are_drawn_as_they_are():
+    """A dollar begins no formula; a letter that no font has is no warning."""
+    figure = draw_confusion(np.eye(3, dtype=np.int64), ["$a_b$", "\\frac{", "\U00012000"], "$ é")
+    for name in ("$a_b$", "\\frac{", "\U00012000"):
+        assert svg_text(figure).count(name) == 2
     assert encode_png(figure).startswith(b"\x89PNG")
-    covering_families.cache_clear()
-
-
-def test_a_letter_that_another_font_has_is_drawn_in_it():
-    def characters(family: str) -> set[int]:
-        properties = font_manager.FontProperties(family=family)
-        return set(font_manager.get_font(font_manager.findfont(properties)).get_charmap())
-
-    (code, *_) = sorted(characters("STIXGeneral") - characters("DejaVu Sans"))
-    families, missing = covering_families(chr(code))
-    assert missing == ""
-    assert families[0] == "DejaVu Sans"
-    assert len(families) == 2
-
-
-@pytest.mark.parametrize(
-    "name", [LONG + "x", "n02099601_golden_retriever", "a" * 70, "猫" * 20, "", "  ", "a-b/c_d.e"]
-)
-def test_wrapping_loses_nothing(name):
-    lines = wrap_name(name, 12)
-    assert "".join("".join(lines).split()) == "".join(name.split())
-    assert all(text_width(line) <= 12 for line in lines)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from vitkit.plots.panels import draw_images
+from vitkit.plots.figure import grid_of_images
 
 
 @pytest.mark.parametrize("first", [(20, 80), (80, 20), (40, 40)])
 def test_the_title_is_above_all_images(first):
     images = [np.full((*size, 3), 90, np.uint8) for size in (first, (50, 50), (80, 10))]
-    figure = draw_images(images, [["cat"], ["dog"], ["emu"]], "photos: first training batch")
+    figure = grid_of_images(images, [["cat"], ["dog"], ["emu"]], "photos: first training batch")
     renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw(renderer)
     (title,) = figure.texts
@@ -26,7 +26,7 @@ def test_photographs_are_reduced_and_small_images_are_not():
     generator = np.random.default_rng(0)
     shapes = [(1399, 20, 3), (1400, 20, 3), (30, 2801, 1), (9, 7, 1)]
     images = [generator.integers(0, 256, shape, dtype=np.uint8) for shape in shapes]
-    figure = draw_images(iter(images), [[str(shape)] for shape in shapes], "sizes")
+    figure = grid_of_images(iter(images), [[str(shape)] for shape in shapes], "sizes")
     drawn = [np.asarray(axes.images[0].get_array()) for axes in figure.axes if axes.images]
     shapes = [array.shape for array in drawn]
     assert shapes == [(1399, 20, 3), (700, 10, 3), (8, 701, 3), (9, 7, 3)]

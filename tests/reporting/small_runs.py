@@ -14,6 +14,15 @@ SMALL: dict[str, Any] = {
     "epochs": 2, "warmup_epochs": 0.5, "amp": "off", "quiet": True, "device": "cpu", "threads": 1,
     "workers": 0, "log_examples": False, "log_histograms": False, "plots": False,
 }  # fmt: skip
+SUSPECTS_HEADER = [
+    "path",
+    "split",
+    "number",
+    "label",
+    "predicted",
+    "probability",
+    "label_probability",
+]
 HOSTILE = "<script>alert('x')<"
 """A part of class and file names."""
 

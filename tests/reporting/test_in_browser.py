@@ -15,11 +15,10 @@ from reporting.page_checks import (
     first_column,
     save_two_labels,
 )
-from reporting.small_runs import digits_run, photo_run
+from reporting.small_runs import SUSPECTS_HEADER, digits_run, photo_run
 
 import vitkit
 from vitkit import cli
-from vitkit.reporting.suspects import SUSPECTS_HEADER
 from vitkit.training.config.merging import read_yaml
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.plan import open_training_data

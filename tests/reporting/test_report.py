@@ -7,7 +7,6 @@ import csv
 import json
 import re
 import shutil
-import struct
 from html.parser import HTMLParser
 from io import BytesIO
 from pathlib import Path
@@ -22,7 +21,6 @@ from safetensors.torch import save
 import vitkit
 from vitkit import cli
 from vitkit.evaluation.intervals import wilson_interval
-from vitkit.evaluation.prediction_table import PREDICTIONS_HEADER
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +80,9 @@ def rows_of(run: Path) -> list[dict[str, str]]:
 
 
 def write_rows(run: Path, rows: list[tuple]) -> None:
+    header = [*rows_of(run)[0]]
     with (run / "predictions.csv").open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([PREDICTIONS_HEADER, *rows])
+        csv.writer(file, lineterminator="\n").writerows([header, *rows])
 
 
 def test_training_writes_the_report_unless_it_is_switched_off(digits, tmp_path):
@@ -173,7 +172,6 @@ def test_a_part_that_is_missing_names_the_command_that_makes_it(run):
     for part in ("classes", "confusion", "mistakes", "calibration"):
         assert command in text[part]
     assert f"vitkit check digits --output {run / 'check.json'}" in text["check"]
-    assert "--save-augmented-grid" in text["augmented"]
     assert "There are no curves" in text["curves"]
     # what they name is what the page takes
     assert cli.run(command.split()[1:]) == 0
@@ -214,7 +212,7 @@ def test_images_are_left_out_where_the_data_have_changed(run):
     assert not [a for a in text.all("img") if a.get("class") == "small"]
 
 
-@pytest.mark.parametrize("count", [2, 1000])
+@pytest.mark.parametrize("count", [2, 1000, 3000])
 def test_two_and_a_thousand_classes_and_one_without_an_image(count, run):
     names = [f"class {number}" for number in range(count)]
     generator = np.random.default_rng(0)
@@ -234,6 +232,7 @@ def test_two_and_a_thousand_classes_and_one_without_an_image(count, run):
     assert f"{count:,} classes" in found.sections["classes"]
     assert "1 of the classes has no image here" in found.sections["classes"]
     assert ("Confusion matrix of 1,000 classes" in str(found.all("img"))) == (count == 1000)
+    assert ("matrix is drawn of up to" in found.sections["confusion"]) == (count == 3000)
 
 
 def test_a_foreign_file_is_never_replaced_without_the_flag(unweighted, tmp_path, capsys):
@@ -245,7 +244,6 @@ def test_a_foreign_file_is_never_replaced_without_the_flag(unweighted, tmp_path,
     assert mine.read_text(encoding="utf-8") == "<p>my own page</p>"
     assert cli.run([*words, "--overwrite"]) == 0
     assert cli.run(words) == 0  # an earlier report
-    assert capsys.readouterr().out.startswith(f"report: {mine}")
     words[3] = str(unweighted / "config.yaml")
     assert cli.run([*words, "--overwrite"]) == 2
 
@@ -277,12 +275,6 @@ class TakesThePlace(vitkit.Callback):
             (self.run / name).mkdir()
 
 
-def test_neither_a_report_nor_a_log_that_cannot_be_written_fails_a_run(tmp_path):
-    TakesThePlace.run, TakesThePlace.names = tmp_path / "run", ("report.html", "train.log")
-    run = digits_run(tmp_path / "run", callbacks=[TakesThePlace()])
-    assert rows_of(run)
-
-
 def test_a_report_that_cannot_be_written_is_a_line_in_the_log(tmp_path):
     TakesThePlace.run, TakesThePlace.names = tmp_path / "run", ("report.html",)
     run = digits_run(tmp_path / "run", callbacks=[TakesThePlace()])
@@ -293,45 +285,25 @@ def test_a_report_that_cannot_be_written_is_a_line_in_the_log(tmp_path):
     assert not any((run / "report.html").iterdir())
 
 
-def a_png_with_a_damaged_chunk() -> bytes:
-    content = BytesIO()
-    pixels = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(content, "png")
-    # the pixels end too early, so that others of them are read as a chunk: a SyntaxError of Pillow
-    length = struct.pack(">I", 8_000)
-    return content.getvalue()[:33] + length + content.getvalue()[37:]
+GARBAGE = b"\xff\x00 not what it was: {"
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("augmented.png", a_png_with_a_damaged_chunk()),
-     ("check.json", b"[" * 100_000),
+    [("check.json", b"[" * 100_000),
      ("metrics.jsonl", b"[" * 100_000 + b"\n"),
      ("state/validation.safetensors",
-      save({"logits": torch.zeros(200, 10), "labels": torch.full((200,), 10)}))],
-    ids=["png", "json", "lines", "labels"],
+      save({"logits": torch.zeros(200, 10), "labels": torch.full((200,), 10)})),
+     ("config.yaml", GARBAGE), ("predictions.csv", GARBAGE),
+     ("weights/best.safetensors", GARBAGE), ("train.log", GARBAGE)],
 )  # fmt: skip
-def test_a_file_that_is_almost_whole_costs_its_part_alone(name, content, run):
-    if name != "state/validation.safetensors":  # which is shown with the classes of the weights
+def test_a_damaged_file_costs_its_part_alone(name, content, run):
+    if name.endswith(("json", "jsonl", "log")):  # what needs no weights, whose sheet is slow
         shutil.rmtree(run / "weights")
     (run / "predictions.csv").unlink()
     (run / name).write_bytes(content)
     sections = page(vitkit.report(run)).sections
-    assert len(sections) == 13
-    assert "2 epochs" in sections["curves"]
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["config.yaml", "predictions.csv", "metrics.jsonl", "check.json", "augmented.png",
-     "weights/best.safetensors", "train.log"],
-)  # fmt: skip
-def test_a_damaged_file_costs_its_part_alone(name, run):
-    if name not in ("config.yaml", "weights/best.safetensors"):  # what the weights may stand in for
-        shutil.rmtree(run / "weights")
-    (run / name).write_bytes(b"\xff\x00 not what it was: {")
-    sections = page(vitkit.report(run)).sections
-    assert len(sections) == 13
+    assert len(sections) == 12
     assert "2 epochs" in sections["curves"]
 
 
@@ -344,17 +316,6 @@ def test_findings_of_the_check_are_listed(unweighted):
     assert "8 images checked." in text
     assert "warning 2 images <b>leak</b>" in re.sub(r"\s+", " ", text)
     assert "a.png = b.png" in text
-
-
-def test_very_many_classes_need_no_matrix(run):
-    names = [f"class {number}" for number in range(3_000)]
-    shutil.rmtree(run / "weights")
-    write_rows(run, [(f"{n}.png", name, names[n // 2], "0.5", "0.25", "1.39", n + 1)
-                     for n, name in enumerate(names)])  # fmt: skip
-    text = page(vitkit.report(run)).sections
-    assert "3,000 classes" in text["classes"]
-    assert "A confusion matrix is drawn of up to" in text["confusion"]
-    assert "--confusion" in text["confusion"]
 
 
 def test_compared_runs_without_validation_have_one_panel(run, tmp_path):
@@ -374,19 +335,6 @@ def test_compared_runs_without_validation_have_one_panel(run, tmp_path):
     assert "validation" not in page(vitkit.report(run)).sections["curves"]
 
 
-def test_settings_of_a_checkpoint_may_be_of_any_kind(run, tmp_path):
-    ours = vitkit.load(run)
-    paths = []
-    for name, recipe in (("a", {"spec": 5, "lr": 0.5}), ("b", {"spec": None, "lr": [1]})):
-        path = tmp_path / f"{name}.safetensors"
-        vitkit.save(path, ours.model, preprocess=ours.preprocess, classes=ours.classes,
-                    recipe=recipe)  # fmt: skip
-        paths.append(str(path))
-    words = ["compare", *paths, "--data", "digits", "--report", str(tmp_path / "both.html")]
-    assert cli.run(words) == 0
-    assert "<td>0.5</td><td>[1]</td>" in (tmp_path / "both.html").read_text(encoding="utf-8")
-
-
 def test_names_may_have_every_sign_that_ends_a_line(unweighted):
     name = "a\u2028b\x0bc\x85d.png"
     write_rows(unweighted, [(name, "0", "1", "0.75", "0.25", "1.39", 1)])
@@ -400,21 +348,7 @@ def test_predictions_without_a_probability_cost_their_parts_alone(cell, unweight
     write_rows(unweighted, [("a.png", "0", "1", cell, "0.5", "0.7", 1)])
     sections = page(vitkit.report(unweighted)).sections
     assert "predictions.csv" in sections["mistakes"]
-    assert "top-1 accuracy" in sections["headline"]
-
-
-def test_times_that_are_missing_are_left_out(unweighted):
-    lines = (unweighted / "metrics.csv").read_text(encoding="utf-8").splitlines()
-    header = lines[0].split(",")
-    place = header.index("seconds")
-    for number in range(1, len(lines)):
-        cells = lines[number].split(",")
-        cells[place] = ""
-        lines[number] = ",".join(cells)
-    (unweighted / "metrics.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    text = page(vitkit.report(unweighted)).sections["costs"]
-    assert "training" not in text
-    assert "images/s" in text
+    assert "2 epochs" in sections["curves"]
 
 
 def edit(config: Path, changes: dict[str, str]) -> None:
@@ -429,30 +363,14 @@ def edit(config: Path, changes: dict[str, str]) -> None:
 def test_the_environment_is_in_plain_words(unweighted):
     found = page(vitkit.report(unweighted)).sections["environment"]
     assert "devicecpu" in found
-    assert "mixed precisionnone, float32" in found
-    assert "compiled training stepno" in found
+    assert "mixed precisionoff" in found
     edit(unweighted / "config.yaml", {"device: cpu": "device: auto", "workers: 0": "workers: null"})
     words = page(vitkit.report(unweighted)).sections["environment"]
     assert "devicecpu" in words, "the log names the one that was chosen"
-    assert "loader processeschosen by the data and the number of cores" in words
     assert "None" not in words
     (unweighted / "train.log").unlink()
     words = page(vitkit.report(unweighted)).sections["environment"]
     assert "devicethe fastest one available" in words
-
-
-def test_the_losses_are_compared_in_a_sentence(unweighted):
-    words = page(vitkit.report(unweighted)).sections["curves"]
-    assert "2 epochs" in words
-    assert "with augmented images and label smoothing 0.1; the validation loss has none" in words
-    config = unweighted / "config.yaml"
-    edit(config, {"mixup: 0.0": "mixup: 0.8", "drop_path: null": "drop_path: 0.2"})
-    words = page(vitkit.report(unweighted)).sections["curves"]
-    assert "augmented images, label smoothing 0.1, mixup and dropout; the validation" in words
-    edit(config, {"mixup: 0.8": "mixup: 0.0", "drop_path: 0.2": "drop_path: null"})
-    edit(config, {"label_smoothing: 0.1": "label_smoothing: 0.0", "shift: 1": "shift: 0"})
-    words = page(vitkit.report(unweighted)).sections["curves"]
-    assert "while the weights still change." in words, "nothing makes the training loss another one"
 
 
 def test_a_long_report_is_folded_and_names_an_image_in_one_way(digits):

@@ -13,15 +13,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from reporting.small_runs import HOSTILE, digits_run, photo_run
+from reporting.small_runs import HOSTILE, SUSPECTS_HEADER, digits_run, photo_run
 from reporting.test_report import page
 
 import vitkit
 from vitkit import cli
-from vitkit.errors import DataError
 from vitkit.evaluation.evaluate import open_as_in_training
 from vitkit.evaluation.features import out_of_fold_probabilities, rank_suspects
-from vitkit.reporting.suspects import SUSPECTS_HEADER
 
 CHANGED = 6
 
@@ -214,7 +212,7 @@ def test_a_single_image_of_the_second_class_hides_its_own_fold_alone():
     assert found[7].isnan().all()
     # no classifier can be fitted on the others of its fold's images, which are of one class
     assert found[:, 0].isnan().sum() == 10
-    with pytest.raises(DataError, match="the same class"):
+    with pytest.raises(vitkit.DataError, match="the same class"):
         out_of_fold_probabilities(features, labels * 0, 2)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import tyro
 from tyro.conf import Positional
@@ -148,12 +148,12 @@ def _explain_model(given: ExplainCommand) -> None:
             raise SettingError(f"{name} has no effect with --model; leave one of them out")
     found = given.find("--model IMAGES") if given.images else None
     # imported here: wrong paths do not wait for torch
-    from vitkit.explaining.model import check_model_files, output_files
+    from vitkit.explaining.model import check_model_files
     from vitkit.prediction.model_measurement import CheckpointMeasurement
 
     inputs, output = files_of_checkpoint(given.checkpoint), given.output
-    files = output_files(Path(output))
-    check_model_files(files, overwrite=given.overwrite, inputs=inputs, flag="--output")
+    overwrite = given.overwrite
+    check_model_files(Path(output), overwrite=overwrite, inputs=inputs, flag="--output")
     measurement = CheckpointMeasurement(given.checkpoint, device=given.device)
     usable, then = None, []
     if found is None:
@@ -278,19 +278,21 @@ def _files(
 ) -> ExplanationFiles:
     """Return the files to write, checked; of a stream the images are not known yet."""
     # imported here: --help and wrong paths do not wait for torch
-    from vitkit.explaining.files import EveryMethod, ExplanationFiles, ImageName
+    from vitkit.explaining.files import ExplanationFiles
 
     output, is_file = Path(given.output), _is_file(given.output)
     ending = output.suffix.lower() if is_file else f".{given.format}"
-    figures: dict[str, Any] = {"ending": ending, "sheet": given.sheet, "animate": given.animate}
-    if given.method == ALL:
-        files: ExplanationFiles = EveryMethod(output, options, **figures)
-    else:
-        files = ExplanationFiles(output, given.method, options, is_file=is_file, **figures)
-    named = []
-    if images.total is not None:
-        named = [ImageName(image.name, image.place) for image in images]
-    files.check(named, inputs, overwrite=given.overwrite)
+    files = ExplanationFiles(
+        output,
+        given.method,
+        options,
+        ending=ending,
+        sheet=given.sheet,
+        animate=given.animate,
+        is_file=is_file,
+    )
+    places = [image.place for image in images] if images.total is not None else []
+    files.check(places, inputs, overwrite=given.overwrite)
     return files
 
 
@@ -352,7 +354,6 @@ class _Explained:
     def _explain(self) -> Iterator[tuple[Explanation, Path] | ImageError]:
         """Yield the explanation of each image and the place of its files, or the error instead."""
         from vitkit.explaining.explain import ImageExplainer
-        from vitkit.explaining.files import ImageName
 
         wanted = None if self.report is None else True
         for image in self.images:
@@ -364,8 +365,8 @@ class _Explained:
             explainer = ImageExplainer(
                 self.checkpoint, pixels, self.class_name, wanted, self.passes
             )
-            name = ImageName(image.name, image.place)
-            saved = self.files.save(name, explainer, known=self.images.total is not None)
+            known = self.images.total is not None
+            saved = self.files.save(image.name, image.place, explainer, known=known)
             self.names.append(image.name)
             for method, found in explainer.measured.items():
                 self.measured.setdefault(method, []).append(found)
@@ -413,6 +414,5 @@ def _print_end(given: ExplainCommand, explained: _Explained) -> None:
         folder = DEFAULT_OUTPUT if files.is_file else place
         every = flags(method=ALL, class_name=given.class_name, output=f"{folder}-{ALL}")
         then = [("explain", given.checkpoint, explained.example, *every)]
-    also = f", which also shows {plural(files.earlier, 'earlier one')}" if files.earlier else ""
-    print_results(f"{plural(images.count - images.broken, noun)} in {place}{also}", then=then)
+    print_results(f"{plural(images.count - images.broken, noun)} in {place}", then=then)
     images.refuse_broken()

@@ -57,7 +57,7 @@ class TopLosses(list[ImageLoss]):
             ImageError: an image that can no longer be read.
         """
         # imported here: matplotlib takes half a second
-        from vitkit.plots.panels import draw_images
+        from vitkit.plots.figure import grid_of_images
 
         captions = []
         for one in self:
@@ -69,7 +69,7 @@ class TopLosses(list[ImageLoss]):
                 caption.append(f"predicted {one.predicted}: {percent(one.probability)}")
             captions.append([*caption, f"loss {one.loss:.2f}"])
         images = (self._split.read(self._indices[one]) for one in self)
-        return draw_images(images, captions, "highest losses")
+        return grid_of_images(images, captions, "highest losses")
 
     def _repr_html_(self) -> str:
         """Return a table, for a notebook."""

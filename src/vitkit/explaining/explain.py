@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from inspect import signature
@@ -13,7 +12,6 @@ from jaxtyping import Float, UInt8
 
 from vitkit.data.images.preprocess import preprocess_images, viewport
 from vitkit.errors import SettingError
-from vitkit.explaining.class_scores import check_finite
 from vitkit.explaining.explanation import Explanation, heatmap_over
 from vitkit.explaining.faithfulness import (
     Faithfulness,
@@ -22,38 +20,18 @@ from vitkit.explaining.faithfulness import (
     measure_faithfulness,
     references,
 )
-from vitkit.explaining.method import Method, whole_number
-from vitkit.explaining.methods import METHODS, choose_method, method_options
+from vitkit.explaining.methods import (
+    METHODS,
+    Method,
+    choose_method,
+    method_options,
+    whole_number,
+)
+from vitkit.explaining.methods.class_scores import check_finite
 from vitkit.messages import did_you_mean, plural, quote_list
 from vitkit.models.layers import eval_mode
 from vitkit.models.vit import ViT
 from vitkit.weights.checkpoint import Checkpoint
-
-
-def options_for(name: str | None, options: Mapping[str, object]) -> dict[str, object]:
-    """Return the options of a method that were set, without those that are None.
-
-    Args:
-        name: name of the method; None for the default.
-        options: options of the method.
-
-    Raises:
-        SettingError: a method or an option that does not exist.
-    """
-    method, _ = choose_method(name, options)
-    return method_options(method, options)
-
-
-def _all_options(method: Method, chosen: Mapping[str, object], depth: int) -> dict[str, object]:
-    """Return the options of a method that was called, its own defaults included."""
-    # The defaults are written once, in the signature of the method.
-    parameters = signature(method.compute).parameters
-    options = {name: parameters[name].default for name in method.options if name in parameters}
-    options.update(chosen)
-    layer = options.get("layer")
-    if isinstance(layer, int) and layer < 0:
-        options["layer"] = layer + depth
-    return options
 
 
 def find_class(checkpoint: Checkpoint, wanted: str | int) -> int:
@@ -151,14 +129,23 @@ class ImageExplainer:
         arguments: dict[str, object] = {}
         if chosen.by_class:
             if self.classes is None:
-                raise _no_class(chosen)
+                others = [other.name for other in METHODS.values() if not other.by_class]
+                raise SettingError(
+                    f"{chosen.name} explains a class, and this model has no head; "
+                    f"{plural(len(others), 'method')} without a class: {', '.join(others)}"
+                )
             arguments["classes"] = self.classes
         # (gh, gw), a value for each patch, or (gh, gw, 3)
         model = self._passes if chosen.by_passes else self.checkpoint.model
         (values,) = chosen.compute(model, self.images, **arguments, **set_options)
-        all_set = _all_options(chosen, set_options, self.checkpoint.model.spec.depth)
-        explanation = self.place(values, chosen.name, all_set)
-        return replace(explanation, notes=notes)
+        # the defaults are written once, in the signature of the method
+        parameters = signature(chosen.compute).parameters
+        every = {name: parameters[name].default for name in chosen.options if name in parameters}
+        every.update(set_options)
+        layer = every.get("layer")
+        if isinstance(layer, int) and layer < 0:
+            every["layer"] = layer + self.checkpoint.model.spec.depth
+        return replace(self.place(values, chosen.name, every), notes=notes)
 
     def place(
         self, values: Float[torch.Tensor, "gh gw *colours"], method: str, options: dict[str, object]
@@ -222,11 +209,3 @@ class ImageExplainer:
             "predicted": names[predicted],
             "predicted_probability": float(probabilities[predicted]),
         }
-
-
-def _no_class(method: Method) -> SettingError:
-    others = [other.name for other in METHODS.values() if not other.by_class]
-    return SettingError(
-        f"{method.name} explains a class, and this model has no head; "
-        f"{plural(len(others), 'method')} without a class: {', '.join(others)}"
-    )

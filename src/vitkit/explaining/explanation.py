@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vitkit.explaining.faithfulness import Faithfulness
-    from vitkit.plots.figure import NotebookFigure
-    from vitkit.plots.panels import Panel
+    from vitkit.plots.figure import NotebookFigure, Panel
 
 SMALLEST_SIDE = 224
 LARGEST_SIDE = 2048
@@ -110,7 +109,12 @@ class Explanation:
     @property
     def map_lines(self) -> tuple[str, ...]:
         """The method with its options, and its faithfulness."""
-        words = [self.method, *_option_words(self.options)]
+        words = [self.method]
+        for name, value in self.options.items():
+            if value is not None:
+                words.append(f"{name.replace('_', ' ')} {value}")
+            elif name == "head":
+                words.append("mean of the heads")
         if self.label and self.method in METHODS and not METHODS[self.method].by_class:
             words.append("the same for every class")
         lines = [", ".join(words)]
@@ -154,13 +158,6 @@ class Explanation:
             raise SettingError.about("strength", strength, "must be from 0 to 1")
         return Image.fromarray(self._overlay(strength, smooth))
 
-    def side_by_side(self) -> Image.Image:
-        """Draw the image and its overlay side by side, without texts."""
-        left, right = self.original(), self._overlay()
-        # White, like the page.
-        gap = np.full((left.shape[0], 8, 3), 255, np.uint8)
-        return Image.fromarray(np.concatenate([left, gap, right], axis=1))
-
     def plot(self) -> NotebookFigure:
         """Draw the image beside its overlay, with a colour bar and a caption.
 
@@ -169,32 +166,28 @@ class Explanation:
             own resolution.
         """
         # imported here: matplotlib takes half a second
-        from vitkit.plots.panels import Panel, draw_panels
+        from vitkit.plots.figure import Panel, grid
 
         panels = [Panel(self.original(), "image"), self.panel(caption=())]
-        return draw_panels(panels, across=2, caption=self.caption)
+        return grid(panels, across=2, caption=self.caption)
 
     def panel(
-        self,
-        title: str | None = None,
-        caption: Sequence[str] | None = None,
-        scale: ColourScale | None = None,
+        self, caption: Sequence[str] | None = None, scale: ColourScale | None = None
     ) -> Panel:
-        """Return the overlay with its colour bar, as a part of a figure.
+        """Return the overlay with its colour bar below the name of the method, for a figure.
 
         Args:
-            title: above it; default the method.
             caption: lines below it; default its own.
             scale: of the colours, such as one for several maps; default from the map's smallest to
                 its largest value.
         """
-        from vitkit.plots.panels import Panel
+        from vitkit.plots.figure import Panel
 
         if not self._has_colours:
             scale = scale or ColourScale.of(self.values)
         return Panel(
             self._overlay(scale=scale),
-            self.method if title is None else title,
+            self.method,
             self.caption if caption is None else caption,
             None if self._has_colours else scale,
             self.unit,
@@ -213,10 +206,10 @@ class Explanation:
             OutputError: another ending, a file that is not an explanation by vitkit, or a path
                 that cannot be written.
         """
-        from vitkit.plots.panels import save_panels
+        from vitkit.plots.figure import save_figure
 
         path = writable_path(path, overwrite=overwrite)
-        save_panels(self.plot(), path, WRITER)
+        save_figure(self.plot(), path, WRITER)
         return path
 
     def _repr_png_(self) -> bytes:
@@ -240,14 +233,9 @@ class Explanation:
 
     @property
     def _view(self) -> Viewport:
-        if self.viewport is None or self.grid is None:
-            return self._whole
-        return self.viewport
-
-    @property
-    def _whole(self) -> Viewport:
         height, width = self.image.shape[:2]
-        return 0.0, 0.0, float(height), float(width)
+        whole = 0.0, 0.0, float(height), float(width)
+        return whole if self.viewport is None or self.grid is None else self.viewport
 
     def original(self) -> UInt8[np.ndarray, "h w 3"]:
         """Return the image in the size of the overlay, with a border around what the model sees."""
@@ -276,15 +264,14 @@ class Explanation:
 
     def _on_screen(self) -> tuple[UInt8[np.ndarray, "h w 3"], Viewport, bool]:
         """Return the image in a size fit for a screen, its viewport, and whether it is enlarged."""
-        factor = _factor(self.image.shape[0], self.image.shape[1])
-        image = self.image
-        if factor >= 1:
-            image = enlarge(image, round(factor))
-        else:
-            smaller = Image.fromarray(image)
-            # Keeps the aspect ratio.
-            smaller.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
-            image = np.asarray(smaller)
+        smaller, larger = sorted(self.image.shape[:2])
+        # whole factors, so that the pixels of a small image stay squares
+        factor = max(1, min(math.ceil(SMALLEST_SIDE / smaller), LARGEST_SIDE // larger))
+        image = enlarge(self.image, factor)
+        if larger > LARGEST_SIDE:
+            reduced = Image.fromarray(image)
+            reduced.thumbnail((LARGEST_SIDE, LARGEST_SIDE))  # keeps the aspect ratio
+            image = np.asarray(reduced)
         top, left, height, width = self._view
         down, across = image.shape[0] / self.image.shape[0], image.shape[1] / self.image.shape[1]
         return image, (top * down, left * across, height * down, width * across), factor > 1
@@ -344,23 +331,3 @@ def writable_path(
             "or replace it with overwrite=True"
         )
     return path
-
-
-def _factor(height: int, width: int) -> float:
-    """Return the factor by which an image is enlarged (a whole number) or reduced."""
-    smaller, larger = min(height, width), max(height, width)
-    if larger > LARGEST_SIDE:
-        return LARGEST_SIDE / larger
-    # Whole factors, so that the pixels of a small image stay squares.
-    return float(max(1, min(math.ceil(SMALLEST_SIDE / smaller), LARGEST_SIDE // larger)))
-
-
-def _option_words(options: Mapping[str, object]) -> list[str]:
-    """Return the options of a method in words, such as `layer 3`."""
-    words = []
-    for name, value in options.items():
-        if value is not None:
-            words.append(f"{name.replace('_', ' ')} {value}")
-        elif name == "head":
-            words.append("mean of the heads")
-    return words

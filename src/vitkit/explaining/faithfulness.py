@@ -24,8 +24,9 @@ from torch import Tensor
 
 from vitkit.errors import SettingError, ShapeError
 from vitkit.evaluation.intervals import SIGNIFICANCE_LEVEL
-from vitkit.explaining.class_scores import TokenSubsets, drop_in_order
-from vitkit.explaining.method import Method
+from vitkit.explaining.methods import Method
+from vitkit.explaining.methods.class_scores import Classes, Maps
+from vitkit.explaining.methods.occlusion import TokenSubsets, drop_in_order
 from vitkit.io.atomic import write_bytes
 from vitkit.models.layers import eval_mode
 from vitkit.models.vit import ViT
@@ -139,22 +140,26 @@ class FaithfulnessReport:
     @property
     def deletion(self) -> float | None:
         """The median over the images where it is measurable, 1 at best; see `Faithfulness`."""
-        return _median(self._deletions)
+        return _median(self._measurable("deletion"))
 
     @property
     def insertion(self) -> float | None:
         """The median over the images where it is measurable, 1 at best; see `Faithfulness`."""
-        return _median(self._insertions)
+        return _median(self._measurable("insertion"))
 
     @property
     def deletion_interval(self) -> tuple[float, float] | None:
         """The 95 % interval of the median deletion; None for fewer than six measurable images."""
-        return median_interval(self._deletions)
+        return median_interval(self._measurable("deletion"))
 
     @property
     def insertion_interval(self) -> tuple[float, float] | None:
         """The 95 % interval of the median insertion; None for fewer than six measurable images."""
-        return median_interval(self._insertions)
+        return median_interval(self._measurable("insertion"))
+
+    def _measurable(self, name: str) -> list[float]:
+        found = [getattr(score, name) for score in self.scores]
+        return [value for value in found if value is not None]
 
     @cached_property
     def p(self) -> float:
@@ -164,7 +169,14 @@ class FaithfulnessReport:
     @property
     def verdict(self) -> Verdict:
         """`better than chance`, `no better than chance` or `too few images to tell`, by `p`."""
-        return _verdict_of_method(self.p, np.array([score.gain for score in self.scores]))
+        if self.p < SIGNIFICANCE_LEVEL:
+            return "better than chance"
+        # differences of 0 prove nothing, and the others have 2^n assignments of signs;
+        # without any difference, no patch of any image matters to the model
+        count = sum(abs(score.gain) > ROUNDING for score in self.scores) or len(self.scores)
+        if count and 0.5**count >= SIGNIFICANCE_LEVEL:
+            return "too few images to tell"
+        return "no better than chance"
 
     @property
     def line(self) -> str:
@@ -174,7 +186,8 @@ class FaithfulnessReport:
     @property
     def lines(self) -> tuple[str, ...]:
         """The medians, and on how many images they rest with their 95 % intervals."""
-        words = [f"medians; deletion is measurable on {len(self._deletions)} of {len(self.scores)}"]
+        count = len(self._measurable("deletion"))
+        words = [f"medians; deletion is measurable on {count} of {len(self.scores)}"]
         intervals = {"deletion": self.deletion_interval, "insertion": self.insertion_interval}
         for name, interval in intervals.items():
             if interval is not None:
@@ -185,7 +198,7 @@ class FaithfulnessReport:
         """Return everything as plain values for JSON; None where not measurable."""
         return asdict(self) | {
             "images": len(self.scores),
-            "measurable": len(self._deletions),
+            "measurable": len(self._measurable("deletion")),
             "deletion": self.deletion,
             "deletion_interval": self.deletion_interval,
             "insertion": self.insertion,
@@ -193,14 +206,6 @@ class FaithfulnessReport:
             "p": self.p,
             "verdict": self.verdict,
         }
-
-    @property
-    def _deletions(self) -> list[float]:
-        return [score.deletion for score in self.scores if score.deletion is not None]
-
-    @property
-    def _insertions(self) -> list[float]:
-        return [score.insertion for score in self.scores if score.insertion is not None]
 
 
 def write_reports(
@@ -256,10 +261,8 @@ def is_cheap(model: ViT, images: Images) -> bool:
     return parameters * tokens * (100 + tokens) < CHEAP
 
 
-def references(
-    model: ViT, images: Images, classes: Int64[Tensor, " B"], *, seed: int = 0
-) -> References:
-    """Measure random orders and token occlusion once, for the maps of several methods.
+def references(model: ViT, images: Images, classes: Classes, *, seed: int = 0) -> References:
+    """Measure 20 random orders and token occlusion once, for the maps of several methods.
 
     Arguments as for `measure_faithfulness`.
     """
@@ -271,8 +274,8 @@ def references(
 def measure_faithfulness(
     model: ViT,
     images: Images,
-    grids: Float[Tensor, "B gh gw"],
-    classes: Int64[Tensor, " B"],
+    grids: Maps,
+    classes: Classes,
     *,
     seed: int = 0,
     reference: References | None = None,
@@ -307,40 +310,28 @@ def measure_faithfulness(
     both = torch.stack([orders.flip(1), orders], dim=1)
     with eval_mode(model), torch.inference_mode():
         areas = insertion_areas(TokenSubsets(model, images), classes, both)
-    return _compare(areas[:, 0], areas[:, 1], reference, orders.shape[1])
-
-
-def _compare(
-    deletion: Float64[np.ndarray, " B"],
-    insertion: Float64[np.ndarray, " B"],
-    reference: References,
-    patches: int,
-) -> list[Faithfulness]:
-    """Compare the areas of B maps with those of random orders and of occlusion."""
-    deletion_scores = normalised_areas(deletion, reference, deletion=True)
-    insertion_scores = normalised_areas(insertion, reference, deletion=False)
+    deletion, insertion = areas.T
+    shares = (
+        normalised_areas(deletion, reference, deletion=True),
+        normalised_areas(insertion, reference, deletion=False),
+    )
     random = reference[:, :RANDOM_ORDERS]
     # each order beside its reverse, whose insertion area is its deletion area
     gains = random - random.reshape(len(random), -1, 2)[..., ::-1].reshape(len(random), -1)
     found = []
-    for row in range(len(deletion)):
+    for row in range(len(images)):
         gain = float(insertion[row] - deletion[row])
         found.append(
             Faithfulness(
-                _or_none(deletion_scores[row]),
-                _or_none(insertion_scores[row]),
+                *(None if np.isnan(share[row]) else float(share[row]) for share in shares),
                 p=_chance_p(gain, gains[row]),
                 deletion_area=float(deletion[row]),
                 insertion_area=float(insertion[row]),
                 random_area=float(random[row].mean()),
-                verdict=verdict_of_map(gain, gains[row], patches),
+                verdict=verdict_of_map(gain, gains[row], orders.shape[1]),
             )
         )
     return found
-
-
-def _or_none(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
 
 
 def normalised_areas(
@@ -369,7 +360,7 @@ def normalised_areas(
 
 def _log_probability(
     subsets: TokenSubsets,
-    classes: Int64[Tensor, " B"],
+    classes: Classes,
     patches: Int64[Tensor, "R n"],
     image: Int64[Tensor, " R"],
 ) -> Float64[Tensor, " R"]:
@@ -384,7 +375,7 @@ def _log_probability(
 
 
 def reference_areas(
-    subsets: TokenSubsets, classes: Int64[Tensor, " B"], keys: Int64[np.ndarray, " B"], seed: int
+    subsets: TokenSubsets, classes: Classes, keys: Int64[np.ndarray, " B"], seed: int
 ) -> References:
     """Measure 20 random orders and the greedy order of occlusion.
 
@@ -400,7 +391,7 @@ def reference_areas(
 
 
 def insertion_areas(
-    subsets: TokenSubsets, classes: Int64[Tensor, " B"], orders: Orders
+    subsets: TokenSubsets, classes: Classes, orders: Orders
 ) -> Float64[np.ndarray, "B O"]:
     """Return the mean probability of the class while patches are added in an order.
 
@@ -439,7 +430,7 @@ def step_sizes(patches: int) -> list[int]:
     return sorted({max(1, round(patches * step / STEPS)) for step in range(STEPS + 1)})
 
 
-def _occlusion_order(subsets: TokenSubsets, classes: Int64[Tensor, " B"]) -> Int64[Tensor, "B N"]:
+def _occlusion_order(subsets: TokenSubsets, classes: Classes) -> Int64[Tensor, "B N"]:
     """Order the patches by how far the class's probability falls if one alone is removed."""
     batch, count = len(classes), subsets.count
     if count == 1:
@@ -468,9 +459,7 @@ def random_orders(keys: Int64[np.ndarray, " B"], patches: int, seed: int) -> Ord
     return torch.from_numpy(orders)
 
 
-def map_orders(
-    grids: Float[Tensor, "B gh gw"], keys: Int64[np.ndarray, " B"], seed: int
-) -> Int64[Tensor, "B N"]:
+def map_orders(grids: Maps, keys: Int64[np.ndarray, " B"], seed: int) -> Int64[Tensor, "B N"]:
     """Order the patches of each image from the largest value to the smallest.
 
     Equal values come in a random order that depends on the seed and the image alone: in the order
@@ -516,18 +505,6 @@ def verdict_of_map(value: float, random: Float[np.ndarray, " n"], patches: int) 
     as_good = equal.any() and not equal.all() and not (random > value + ROUNDING).any()
     if expected >= SIGNIFICANCE_LEVEL or as_good:
         return "too few patches to tell"
-    return "no better than chance"
-
-
-def _verdict_of_method(p: float, differences: Float64[np.ndarray, " n"]) -> Verdict:
-    """Return whether the maps of a method are better than chance, if there are images enough."""
-    if p < SIGNIFICANCE_LEVEL:
-        return "better than chance"
-    # differences of 0 prove nothing, and the others have 2^n assignments of signs;
-    # without any difference, no patch of any image matters to the model
-    count = int((np.abs(differences) > ROUNDING).sum())
-    if len(differences) and 0.5 ** (count or len(differences)) >= SIGNIFICANCE_LEVEL:
-        return "too few images to tell"
     return "no better than chance"
 
 

@@ -171,44 +171,31 @@ class ResultPlaces:
     Args:
         folder: where all of them are.
         ending: ending of their names, such as `.png`.
-        is_other: returns True for the path of an earlier result that a new one must not replace,
-            as it is of another input; called with the path and the input's name.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        ending: str,
-        *,
-        is_other: Callable[[Path, str], bool] = lambda path, name: False,
-    ) -> None:
+    def __init__(self, folder: Path, ending: str) -> None:
         self.folder = folder
         self.ending = ending
-        self._is_other = is_other
         self._taken: set[str] = set()
         # where the search for a free name continues, so that many equal names are fast, too
         self._counts: dict[str, int] = {}
 
-    def path(self, place: PurePath, name: str = "") -> Path:
+    def path(self, place: PurePath) -> Path:
         """Return the path for the next result: `dogs/a.jpg` gives `dogs/a.png`.
 
         Where another input has that, the result gets a number, `dogs/a-2.png`.
 
         Args:
             place: relative path of the input; what would lead out of the folder is left out.
-            name: the input's path or address.
         """
         stem = free = _stem(place)
         count = self._counts.get(stem, 1)
-        while free in self._taken or self._is_other(self._result(free), name):
+        while free in self._taken:
             count += 1
             free = f"{stem}-{count}"
         self._counts[stem] = count
         self._taken.add(free)
-        return self._result(free)
-
-    def _result(self, stem: str) -> Path:
-        return self.folder / f"{stem}{self.ending}"
+        return self.folder / f"{free}{self.ending}"
 
 
 def _stem(place: PurePath) -> str:

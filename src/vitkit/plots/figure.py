@@ -1,27 +1,32 @@
-"""matplotlib figures that do not touch its global state, as PNG and SVG files.
+"""matplotlib figures that do not touch its global state, grids of images, and PNG and SVG files.
 
 Modules that draw import matplotlib, so they are imported in the functions that need them.
 """
 
 from __future__ import annotations
 
+import math
 import re
+import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
-from unicodedata import east_asian_width
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
+from jaxtyping import UInt8
 from matplotlib import rc_context, rcParamsDefault
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontEntry, fontManager, get_font
+from matplotlib.font_manager import fontManager
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 from PIL import Image
 
-if TYPE_CHECKING:
-    pass
+from vitkit.io.atomic import write_bytes
+from vitkit.messages import escape
+from vitkit.plots.overlay import ColourScale
 
 DPI = 300
 """Dots an inch of a PNG file, as journals ask for."""
@@ -29,6 +34,12 @@ SCREEN_DPI = 150
 """Dots an inch in a notebook."""
 BLUE, ORANGE, RED = "#0072b2", "#e69f00", "#d55e00"
 """Colours for all kinds of colour vision (Okabe and Ito, 2008)."""
+FONTS = (
+    "DejaVu Sans", "Noto Sans CJK JP", "Noto Sans CJK SC", "Hiragino Sans", "PingFang SC",
+    "Yu Gothic", "Microsoft YaHei", "Malgun Gothic", "WenQuanYi Zen Hei", "Noto Sans Devanagari",
+    "Noto Sans Thai", "Arial Unicode MS",
+)  # fmt: skip
+"""Matplotlib's own font, and fonts of scripts that it lacks; those that are installed are used."""
 STYLE: dict[Any, Any] = {
     "font.size": 8.0,
     "axes.titlesize": 9.0,
@@ -60,26 +71,19 @@ PADDING = 0.06
 """Inches around the outermost texts of a figure."""
 COMPRESSION = 4
 """zlib's level in PNG files: Pillow's own, 6, takes up to twice the time and saves 1 to 3 %."""
-
-
-OWN_FONT, BOXES = "DejaVu Sans", "Last Resort"
-"""The font that is part of matplotlib, and the first words of the name of a font of boxes."""
-PIECES = re.compile(
-    r"(?:(?<!\S)-(?=\d)|\d+(?:[.,]\d+)*(?: %)?|[^\s_\-/.,;:|])*(?:(?!(?<=\s)-\d)[\s_\-/.,;:|])*"
-)
-"""A word with the signs after it, where a line may end; -0.19 and 97.3 % are one word each."""
+TEXT: dict[str, Any] = {"va": "top", "parse_math": False, "linespacing": 1.25, "fontsize": 7.0}
+"""Look of captions; a name may have a dollar sign, which would begin a formula."""
+BELOW: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", **TEXT}
+"""Look of a caption that begins some points from a corner of axes."""
+OUTSIDE = re.compile(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</defs>", re.DOTALL)
+"""Parts of matplotlib's SVG that a page does not need, or that would change the whole page."""
 
 
 class NotebookFigure(Figure):
     """A matplotlib figure that does not depend on the user's style.
 
     A notebook shows it also where pyplot was never imported.
-
-    Attributes:
-        missing: characters of its texts that no font on this computer has.
     """
-
-    missing: str = ""
 
     def place(
         self, left: float, bottom: float, width: float, height: float, label: str = ""
@@ -120,89 +124,43 @@ class NotebookFigure(Figure):
 
 
 @contextmanager
-def _drawing_style(text: str = "") -> Iterator[str]:
+def _drawing_style() -> Iterator[None]:
     """Set the parameters of a drawing, and restore the user's own afterwards."""
-    families, missing = covering_families(text)
-    with rc_context(DEFAULTS | STYLE | {"font.family": families}), warnings.catch_warnings():
-        # letters that no font has are drawn as boxes; `NotebookFigure.missing` names them
+    installed = set(fontManager.get_font_names())
+    families = {"font.family": [name for name in FONTS if name in installed]}
+    with rc_context(DEFAULTS | STYLE | families), warnings.catch_warnings():
+        # letters that no font has are drawn as boxes
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
-        yield missing
+        yield
 
 
 @contextmanager
-def new_figure(width: float, height: float, text: str = "") -> Iterator[NotebookFigure]:
+def new_figure(width: float, height: float) -> Iterator[NotebookFigure]:
     """Draw a figure in the style of all figures, and fit it to its contents at the end.
 
     Args:
         width: in inches, before it is fitted.
         height: likewise.
-        text: all names that will be drawn.
 
     Yields:
         The empty figure.
     """
-    with _drawing_style(text) as missing:
+    with _drawing_style():
         figure = NotebookFigure(figsize=(width, height), dpi=SCREEN_DPI)
-        figure.missing = missing
         yield figure
-        _fit_to_contents(figure)
-
-
-@lru_cache(maxsize=16)
-def covering_families(text: str) -> tuple[list[str], str]:
-    """Return font families that together have the characters of a text.
-
-    Args:
-        text: any text; line breaks and spaces need no font.
-
-    Returns:
-        The families, matplotlib's own first, and the characters that no font has, sorted.
-    """
-    families = [OWN_FONT]
-    missing = {letter for letter in text if not letter.isascii() and not letter.isspace()}
-    boxes = [entry.name for entry in fontManager.ttflist if entry.name.startswith(BOXES)]
-    for entry in sorted(fontManager.ttflist, key=_order):
-        if not missing:
-            return families, ""
-        found = set() if entry.name in boxes else missing & _characters(str(entry.fname))
-        if found and entry.name not in families:
-            families.append(entry.name)
-        missing -= found
-    # the font of boxes comes last, so that it replaces no letter of another font
-    return families + boxes[:1], "".join(sorted(missing))
-
-
-def _order(entry: FontEntry) -> tuple[object, ...]:
-    """Sort fonts: matplotlib's own first, then those that look most like it."""
-    weight_differs = str(entry.weight) not in ("400", "normal", "regular")
-    differs = entry.style != "normal", weight_differs, "Sans" not in entry.name
-    return entry.name != OWN_FONT, *differs, entry.name
-
-
-def _characters(path: str) -> set[str]:
-    """Return the characters of a font file; none of a file that cannot be opened."""
-    try:
-        return {chr(code) for code in get_font(path).get_charmap()}
-    except (OSError, RuntimeError):
-        return set()
-
-
-def _fit_to_contents(figure: Figure) -> None:
-    """Resize a figure to fit its texts; the drawn elements keep their size."""
-    box = figure.get_tightbbox()  # inches
-    width, height = figure.get_size_inches()
-    new_width, new_height = box.width + 2 * PADDING, box.height + 2 * PADDING
-    for axes in figure.axes:
-        place = axes.get_position()
-        left = (place.x0 * width - box.x0 + PADDING) / new_width
-        bottom = (place.y0 * height - box.y0 + PADDING) / new_height
-        size = (place.width * width / new_width, place.height * height / new_height)
-        axes.set_position((left, bottom, *size))
-    for text in figure.texts:
-        x, y = text.get_position()
-        left = (x * width - box.x0 + PADDING) / new_width
-        text.set_position((left, (y * height - box.y0 + PADDING) / new_height))
-    figure.set_size_inches(new_width, new_height)
+        box = figure.get_tightbbox()  # inches
+        new_width, new_height = box.width + 2 * PADDING, box.height + 2 * PADDING
+        left, bottom = PADDING - box.x0, PADDING - box.y0
+        width, height = figure.get_size_inches()
+        # the drawn elements keep their size, and the figure gets that of all of them
+        for axes in figure.axes:
+            x, y, w, h = axes.get_position().bounds
+            x, y = (x * width + left) / new_width, (y * height + bottom) / new_height
+            axes.set_position((x, y, w * width / new_width, h * height / new_height))
+        for text in figure.texts:
+            x, y = text.get_position()
+            text.set_position(((x * width + left) / new_width, (y * height + bottom) / new_height))
+        figure.set_size_inches(new_width, new_height)
 
 
 def decorate(axes: Axes) -> int:
@@ -224,101 +182,41 @@ def decorate(axes: Axes) -> int:
     return rows
 
 
-def text_width(text: str) -> int:
-    """Return the width of a text in letters; a Chinese character is as wide as two.
-
-    >>> text_width("cat"), text_width("猫")
-    (3, 2)
-    """
-    return sum(2 if east_asian_width(letter) in "WF" else 1 for letter in text)
+def wrap(text: str, letters: int | float) -> list[str]:
+    """Break a text into lines, between its words where it can; of an empty one, one empty line."""
+    return textwrap.wrap(text, max(1, int(letters))) or [""]
 
 
-def wrap_name(
-    name: str, width: int | float, measure: Callable[[str], int | float] = text_width
-) -> list[str]:
-    """Break a name into lines of at most `width`, between its words where it can.
-
-    >>> wrap_name("golden_retriever puppy", 10)
-    ['golden_', 'retriever', 'puppy']
-    >>> wrap_name("Donaudampfschiff", 9)
-    ['Donaudamp', 'fschiff']
-    >>> wrap_name("(p = 0.048), deletion -0.19", 20)
-    ['(p = 0.048),', 'deletion -0.19']
-    >>> wrap_name("(p = 0.048), deletion -0.19", 8)
-    ['(p =', '0.048),', 'deletion', '-0.19']
-
-    Args:
-        name: any text; of spaces alone one empty line remains.
-        width: of a line, in the unit of `measure`; a letter that is wider has a line of its own.
-        measure: returns the width of a text; default in letters.
-    """
-    lines = [""]
-    for piece in PIECES.findall(name):
-        if measure((lines[-1] + piece).rstrip()) <= width:
-            lines[-1] += piece
-            continue
-        if lines[-1]:
-            lines.append("")
-        # a word that is longer than a line is broken where the line ends
-        for letter in piece:
-            if lines[-1] and measure((lines[-1] + letter).rstrip()) > width:
-                lines.append("")
-            lines[-1] += letter
-    return [line.rstrip() for line in lines if line.strip()] or [""]
+def short_number(value: float, position: int | None = None) -> str:
+    """Write a number briefly: 0.001, 5e-5."""
+    return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e")
 
 
-def encode_png(
-    figure: Figure, software: str = "vitkit", dpi: int | float = DPI, source: str | None = None
-) -> bytes:
+# Files.
+
+
+def encode_png(figure: Figure, software: str = "vitkit", dpi: int | float = DPI) -> bytes:
     """Encode a figure as a PNG file.
 
     Args:
         figure: the figure.
         software: its text `Software`.
         dpi: dots per inch.
-        source: its text `Source`, in ASCII; none if absent.
     """
-    texts = {"Software": software} | ({} if source is None else {"Source": source})
     pillow = {"compress_level": COMPRESSION}
-    return _encode(figure, format="png", dpi=dpi, metadata=texts, pil_kwargs=pillow)
+    return _encode(
+        figure, format="png", dpi=dpi, metadata={"Software": software}, pil_kwargs=pillow
+    )
 
 
-def encode_svg(figure: Figure, software: str = "vitkit", source: str | None = None) -> bytes:
+def encode_svg(figure: Figure, software: str = "vitkit") -> bytes:
     """Encode a figure as an SVG file without a date; text stays text, not outlines.
 
     Args:
         figure: the figure.
         software: its creator, in the metadata.
-        source: its source, in the metadata; none if absent.
     """
-    texts = {"Date": None, "Creator": software, "Source": source}
-    return _encode(figure, format="svg", metadata=texts)
-
-
-def encode_gif(figures: Sequence[Figure], durations: Sequence[int], software: str) -> bytes:
-    """Encode figures as an animated GIF that begins again at its end.
-
-    All frames have the same colours, so that what stands still is stored once.
-
-    Args:
-        figures: one or more; smaller ones are padded with white on the right and below.
-        durations: of each, in milliseconds; players round to 10.
-        software: the file's comment, in ASCII.
-    """
-    pngs = [BytesIO(encode_png(figure, dpi=SCREEN_DPI)) for figure in figures]
-    images = [Image.open(png).convert("RGB") for png in pngs]
-    width, height = (max(sides) for sides in zip(*(image.size for image in images), strict=True))
-    strip = Image.new("RGB", (width, height * len(images)), "white")
-    for number, image in enumerate(images):
-        strip.paste(image, (0, number * height))
-    # this choice of 256 colours keeps white and the few pixels of a colour bar
-    strip = strip.quantize(method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-    tops = range(0, strip.height, height)
-    first, *others = (strip.crop((0, top, width, top + height)) for top in tops)
-    frames: dict[str, Any] = {"save_all": True, "append_images": others, "loop": 0}
-    content = BytesIO()
-    first.save(content, "GIF", duration=list(durations), comment=software.encode(), **frames)
-    return content.getvalue()
+    return _encode(figure, format="svg", metadata={"Date": None, "Creator": software})
 
 
 def _encode(figure: Figure, **settings: Any) -> bytes:
@@ -326,3 +224,244 @@ def _encode(figure: Figure, **settings: Any) -> bytes:
     with _drawing_style():
         figure.savefig(content, **settings)
     return content.getvalue()
+
+
+def encode_gif(figures: Iterable[Figure], durations: Sequence[int], software: str) -> bytes:
+    """Encode figures as an animated GIF that begins again at its end.
+
+    Args:
+        figures: one or more; smaller ones are padded with white on the right and below.
+        durations: of each, in milliseconds; players round to 10.
+        software: the file's comment, in ASCII.
+    """
+    images = [Image.open(BytesIO(encode_png(figure, dpi=SCREEN_DPI))) for figure in figures]
+    size = max(image.width for image in images), max(image.height for image in images)
+    frames = [Image.new("RGB", size, "white") for _ in images]
+    for frame, image in zip(frames, images, strict=True):
+        frame.paste(image.convert("RGB"))
+    content = BytesIO()
+    more: dict[str, Any] = {"save_all": True, "append_images": frames[1:], "loop": 0}
+    frames[0].save(content, "GIF", duration=[*durations], comment=software.encode(), **more)
+    return content.getvalue()
+
+
+def save_figure(figure: Figure, path: Path, software: str) -> None:
+    """Write a figure as PNG, with all pixels of the images of its grid, or as SVG.
+
+    Args:
+        figure: the figure.
+        path: ends in .png or .svg; a file that exists is replaced.
+        software: named in the file's metadata.
+
+    Raises:
+        OutputError: a path that cannot be written.
+    """
+    if path.suffix.lower() == ".svg":
+        write_bytes(path, encode_svg(figure, software))
+    else:
+        dpi = SCREEN_DPI
+        for axes in figure.axes:
+            if axes.get_label() == "image":
+                width = axes.get_position().width * figure.get_figwidth()
+                dpi = max(dpi, math.ceil(axes.get_images()[0].get_size()[1] / width))
+        write_bytes(path, encode_png(figure, software, dpi))
+
+
+def inline_svg(figure: Figure, name: str) -> str:
+    """Return a figure as an SVG element without a background, for a light or a dark page.
+
+    Args:
+        figure: with no text of the user; matplotlib escapes its texts, but quotes stay.
+        name: begins its identifiers, which must be unique in the page.
+    """
+    figure.patch.set_visible(False)
+    for axes in figure.axes:
+        axes.patch.set_visible(False)
+    text = encode_svg(figure).decode("utf-8")
+    text = OUTSIDE.sub("", text[text.index("<svg") :])
+    # two figures have the same identifiers otherwise
+    text = re.sub(r'(?<=\sid=")|(?<=url\(#)|(?<=href="#)', f"{name}-", text)
+    # its size comes from the page
+    return re.sub(r'\s(width|height)="[\d.]+pt"', "", text, count=2)
+
+
+# Grids of images: side by side, each with a title, a caption and a colour bar.
+
+SIDE, SMALL_SIDE = 3.0, 1.15
+"""Longer side of an image, in inches: two of them, or six small ones, are as wide as a page."""
+GAP, TITLE, LINE, BAR, BAR_ROOM = 0.14, 0.2, 0.14, 0.09, 0.62
+"""Inches between images, of a title, of a line of a caption, of a colour bar and of it with its
+numbers; at most, as those of small images are smaller."""
+LOWEST_BAR = 0.8
+"""Inches of a colour bar, at least: that of a panorama is higher than the image."""
+NARROWEST = 1.0
+"""Inches of a column, at least: the caption of a narrow image needs some room."""
+FONT, LETTERS_AN_INCH = 7.0, 17
+"""Points of a caption, at most, and its letters in an inch."""
+SHARP_SIDE = 700
+"""Pixels of the longer side of a small image, twice those of a file; larger ones are reduced to
+this at least."""
+
+
+class Panel(NamedTuple):
+    """One image of a figure.
+
+    Attributes:
+        pixels: (H, W, 3) uint8 RGB.
+        title: above it.
+        caption: lines below it; long ones are broken.
+        scale: scale of the colour bar on its right; none if absent.
+        unit: unit of the values of the scale.
+        row: a name on its left.
+    """
+
+    pixels: UInt8[np.ndarray, "H W 3"]
+    title: str = ""
+    caption: Sequence[str] = ()
+    scale: ColourScale | None = None
+    unit: str = ""
+    row: str = ""
+
+    def size(self, side: float) -> tuple[float, float]:
+        """Return width and height of the image in inches, for the longer side of it."""
+        height, width = self.pixels.shape[:2]
+        inch = side / max(height, width)
+        return width * inch, height * inch
+
+
+def grid(
+    panels: Sequence[Panel],
+    *,
+    across: int,
+    title: str = "",
+    caption: Sequence[str] = (),
+    side: float = SIDE,
+) -> NotebookFigure:
+    """Draw images in rows, each above its caption; nothing of a caption is cut.
+
+    Args:
+        panels: one image each, of any sizes.
+        across: images in a row.
+        title: title of the figure, one or more lines.
+        caption: lines below the whole figure.
+        side: longer side of an image, in inches.
+
+    Returns:
+        A figure; `save_figure` writes it with all pixels of the images.
+    """
+    across = max(1, min(across, len(panels)))
+    gap, font = min(GAP, 0.1 * side), min(FONT, 7.2 * side)
+    # all sizes in inches first: a figure is created with its own
+    lefts = [0.0]
+    for column in range(across):
+        widths = [min(NARROWEST, 0.9 * side)]
+        for panel in panels[column::across]:
+            widths.append(panel.size(side)[0] + (BAR_ROOM if panel.scale else 0.0))
+        lefts.append(lefts[-1] + max(widths) + gap)
+    captions = []
+    for number, panel in enumerate(panels):
+        width = lefts[number % across + 1] - lefts[number % across] - gap
+        captions.append(_lines(panel.caption, width, font))
+    rows = []
+    for start in range(0, len(panels), across):
+        row = panels[start : start + across]
+        heights = [panel.size(side)[1] for panel in row] + [LOWEST_BAR for p in row if p.scale]
+        image = max(heights) + TITLE * any(panel.title for panel in row)
+        most = max(map(len, captions[start : start + across]))
+        rows.append((image, most * LINE * font / FONT + gap))
+    above, below = _lines([*filter(None, title.split("\n"))]), _lines(caption, lefts[-1], FONT)
+    top = sum(map(sum, rows)) + len(above) * TITLE + len(below) * LINE + GAP
+    height = top
+    with new_figure(lefts[-1], height) as figure:
+        top -= len(above) * TITLE
+        for first, (image, text) in zip(range(0, len(panels), across), rows, strict=True):
+            top -= image
+            for number in range(first, min(first + across, len(panels))):
+                corner = lefts[number - first], top
+                _draw(figure, panels[number], captions[number], corner, side)
+            top -= text
+        for place, lines, size in ((height, above, 9.0), (top + gap / 2, below, FONT)):
+            if lines:
+                look = TEXT | {"fontsize": size}
+                figure.text(0.0, place / height, "\n".join(lines), **look)
+    return figure
+
+
+def grid_of_images(
+    images: Iterable[UInt8[np.ndarray, "_ _ _"]],
+    captions: Sequence[Sequence[str]],
+    title: str,
+    across: int = 6,
+) -> NotebookFigure:
+    """Draw small images in rows, each above its caption; nothing of a caption is cut.
+
+    Args:
+        images: (H, W, 3) RGB or (H, W, 1) grey, uint8; each of its own size. Of an iterator, one
+            image after the other is read and reduced.
+        captions: lines of text for each image; long ones are broken.
+        title: title of the figure, one or more lines.
+        across: images in a row.
+    """
+    panels = []
+    for image, lines in zip(images, captions, strict=True):
+        pixels = np.broadcast_to(image, (*image.shape[:2], 3))
+        factor = max(image.shape[:2]) // SHARP_SIDE
+        if factor > 1:
+            pixels = np.asarray(Image.fromarray(np.ascontiguousarray(pixels)).reduce(factor))
+        panels.append(Panel(pixels, caption=lines))
+    return grid(panels, across=across, title=title, side=SMALL_SIDE)
+
+
+def _lines(texts: Sequence[str], width: float = math.inf, font: float = FONT) -> list[str]:
+    """Return texts as lines that fit into a width in inches."""
+    letters = min(width, 1e3) * LETTERS_AN_INCH * FONT / font
+    return [line for text in texts for line in wrap(escape(text), letters)]
+
+
+def _draw(
+    figure: NotebookFigure,
+    panel: Panel,
+    caption: Sequence[str],
+    corner: tuple[float, float],
+    side: float,
+) -> None:
+    """Draw one image with its texts and its colour bar; `corner` is its lower left, in inches."""
+    width, height = panel.size(side)
+    left, bottom = corner
+    axes = figure.place(left, bottom, width, height, label="image")
+    # pixels of small images stay squares
+    is_small = max(panel.pixels.shape) < SCREEN_DPI * side
+    axes.imshow(panel.pixels, aspect="auto", interpolation="nearest" if is_small else "auto")
+    axes.set_axis_off()
+    font = min(8.0, 12 * side)
+    look: dict[str, Any] = {"fontsize": font, "parse_math": False}
+    if panel.title:
+        # with a height: otherwise matplotlib measures all ticks, even invisible ones
+        axes.set_title(escape(panel.title), loc="left", y=1.0, pad=3, **look)
+    if panel.row:
+        look |= {"ha": "right", "va": "center", "transform": axes.transAxes}
+        axes.text(-0.06, 0.5, escape(panel.row), **look)
+    below = BELOW | {"fontsize": min(FONT, 7.2 * side)}
+    axes.annotate("\n".join(caption), (0, 0), (0, -min(4.0, 3 * side)), **below)
+    if panel.scale is not None:
+        bar = figure.place(left + width + 0.06, bottom, BAR, max(height, LOWEST_BAR), label="bar")
+        _draw_bar(bar, panel.scale, panel.unit)
+
+
+def _draw_bar(axes: Axes, scale: ColourScale, unit: str) -> None:
+    """Draw the colours as they look in the overlay, with the values that they stand for."""
+    # a single value has a bar without height
+    room = 0.0 if scale.high > scale.low else max(abs(scale.high), 1.0) / 2
+    extent = (0.0, 1.0, scale.low - room, scale.high + room)
+    axes.imshow(scale.bar(), interpolation="none", aspect="auto", extent=extent)
+    axes.set_xticks([])
+    axes.yaxis.tick_right()
+    axes.yaxis.set_label_position("right")
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    if room:
+        axes.set_yticks([scale.low])
+    # matplotlib would write a common factor above the bar
+    axes.yaxis.set_major_formatter(FuncFormatter(short_number))
+    axes.tick_params(labelsize=6, length=2, pad=1.5)
+    axes.set_ylabel(escape(unit), fontsize=7, labelpad=3, parse_math=False)
+    axes.spines[:].set_linewidth(0.4)

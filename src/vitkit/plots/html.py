@@ -59,19 +59,19 @@ def html_bars(rows: Iterable[tuple[str, float]]) -> str:
     return f'<table style="border-collapse:collapse">{"".join(cells)}</table>'
 
 
-def html_image(png: bytes, description: str, width: float) -> str:
+def html_image(content: bytes, description: str, width: float, kind: str = "png") -> str:
     """Return an image whose content is part of the HTML.
 
     Args:
-        png: content of a PNG file.
+        content: of the image file.
         description: for readers who cannot see it.
         width: inches on the page.
+        kind: of the file, `png` or `gif`.
     """
-    data = b64encode(png).decode("ascii")
+    data = b64encode(content).decode("ascii")
     style = f"width:{width:.2f}in;max-width:100%;background:white"
-    return (
-        f'<img alt="{html_text(description)}" style="{style}" src="data:image/png;base64,{data}">'
-    )
+    source = f"data:image/{kind};base64,{data}"
+    return f'<img alt="{html_text(description)}" style="{style}" src="{source}">'
 
 
 def _row(kind: str, cells: Iterable[str]) -> str:
@@ -87,6 +87,7 @@ def page_templates(package: str) -> Environment:
     """
     # imported here: notebooks need no jinja2
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
 
     templates = Environment(
         loader=ChoiceLoader([PackageLoader(package), PackageLoader("vitkit.plots")]),
@@ -95,8 +96,13 @@ def page_templates(package: str) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters["printable"] = printable
+    templates.filters |= {"printable": printable, "percent": _percent, "svg": Markup}
     return templates
+
+
+def _percent(share: float) -> str:
+    """Format a share in [0, 1], with a space where no line ends."""
+    return f"{100 * share:.1f}\N{NO-BREAK SPACE}%"
 
 
 def render_page(templates: Environment, name: str, *, generator: str, **values: Any) -> str:

@@ -97,12 +97,12 @@ class ColourScale(NamedTuple):
         grey = np.asarray(Image.fromarray(pixels).convert("L"), dtype=np.float32)[..., None]
         return _as_pixels(colours * opacity + grey * (1 - opacity))
 
-    def bar(self, steps: int = 256, strength: float = STRENGTH) -> UInt8[np.ndarray, "steps 1 3"]:
+    def bar(self, steps: int = 256) -> UInt8[np.ndarray, "steps 1 3"]:
         """Return the scale's colours (steps, 1, 3) as they look over grey, the largest first."""
         values = np.linspace(self.high, self.low, steps)[:, None]
         if self.high <= self.low:  # a single value
             values = np.full((steps, 1), self.low)
-        return self.blend(np.full((steps, 1, 3), GREY, np.uint8), values, strength)
+        return self.blend(np.full((steps, 1, 3), GREY, np.uint8), values)
 
 
 def place_grid(

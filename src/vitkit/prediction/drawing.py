@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,6 @@ from vitkit.data.images.colour import RGBPixels
 from vitkit.io.atomic import replacing
 from vitkit.io.results import PNG_KEY, png_result
 from vitkit.messages import escape, percent
-from vitkit.plots.figure import wrap_name
 from vitkit.prediction.predictor import Prediction
 
 Font: TypeAlias = ImageFont.FreeTypeFont
@@ -79,18 +79,28 @@ def draw_prediction(
         font, colour = (_font(size), PALE) if rank else (_font(size, bold=True), INK)
         # the number stands on the right of the first line
         room = inner - font.getlength("100.0 % ")
-        lines = wrap_name(escape(label), room, font.getlength)
+        lines = _wrap(escape(label), font, room)
         rows.append(_Row(lines, font, colour, probability))
     if true_label:
         mark, colour = RIGHT if is_right else WRONG
         font = _font(size)
-        lines = wrap_name(f"{mark} true: {escape(true_label)}", inner, font.getlength)
+        lines = _wrap(f"{mark} true: {escape(true_label)}", font, inner)
         rows.append(_Row(lines, font, colour))
     height = image.height + size + sum(row.height for row in rows) + size // 3
     sheet = Image.new("RGB", (width, height), "white")
     sheet.paste(image, ((width - image.width) // 2, 0))
     _draw_rows(ImageDraw.Draw(sheet), rows, left=size, top=image.height + size, width=inner)
     return sheet
+
+
+def _wrap(text: str, font: Font, width: float) -> list[str]:
+    """Break a text into lines that are not wider than some pixels, between words where it can."""
+    letters = max(1, int(width * len(text) / max(1, font.getlength(text))))
+    lines = textwrap.wrap(text, letters) or [""]
+    while letters > 1 and max(map(font.getlength, lines)) > width:
+        letters -= 1
+        lines = textwrap.wrap(text, letters)
+    return lines
 
 
 def _draw_rows(

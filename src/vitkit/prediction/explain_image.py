@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitkit.devices import on_device, resolve_device
 from vitkit.errors import SettingError
-from vitkit.explaining.explain import ImageExplainer, options_for
+from vitkit.explaining.explain import ImageExplainer
 from vitkit.explaining.explanation import Explanation
 from vitkit.explaining.faithfulness import FaithfulnessReport, refuse_colours, require_head
 from vitkit.explaining.files import Animation, animate, draw_attention_sheet, layered_method
@@ -63,7 +63,8 @@ def explain(
         ImageError, CheckpointError, DeviceError: the message names the wrong value.
     """
     # before the weights are loaded
-    options = options_for(method, {"layer": layer, "head": head, **options})
+    options = {"layer": layer, "head": head, **options}
+    options = method_options(choose_method(method, options)[0], options)
     return _explainer(checkpoint, image, device, class_name, faithfulness).explain(
         method, **options
     )
@@ -148,7 +149,7 @@ def animate_explanation(
             exist.
         ImageError, CheckpointError, DeviceError: the message names the wrong value.
     """
-    options = options_for(method, options)
+    options = method_options(choose_method(method, options)[0], options)
     method = layered_method(method, options)
     return animate(_explainer(checkpoint, image, device, class_name), method, options)
 

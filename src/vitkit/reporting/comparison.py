@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from vitkit.errors import DataError, OutputError
+import numpy as np
+
 from vitkit.evaluation.comparison import Comparison
+from vitkit.evaluation.metrics import Metrics
 from vitkit.evaluation.result import Evaluation
 from vitkit.io.atomic import write_bytes
 from vitkit.io.results import ResultKind, check_outputs, nonempty_path
 from vitkit.messages import escape
-from vitkit.plots.html import render_page
-from vitkit.reporting.sections import SCORES, Score, format_score
-from vitkit.training.monitoring.figures import LearningCurves
+from vitkit.plots.html import page_templates, render_page
 from vitkit.weights.inspection import inspect
 
 GENERATOR = "vitkit compare"
@@ -23,18 +24,48 @@ MARK = f'<meta name="generator" content="{GENERATOR}">'.encode()
 """Text of the first lines of a comparison."""
 MOST_CURVES = 7
 """Runs that have curves: as many as there are colours that everybody can tell apart."""
+COLUMNS = ("epoch", "train_loss", "val_loss", "val_top1")
+"""Columns of metrics.csv that are drawn."""
 NOT_LISTED = (
-    "output",
-    "resume",
-    "overwrite",
-    "quiet",
-    "plots",
-    "report",
-    "recipe",
-    "start",
-    "spec",
-)
+    "output", "resume", "overwrite", "quiet", "plots", "report", "recipe", "start", "spec",
+)  # fmt: skip
 """Settings of the folder or the call only, or listed field by field."""
+SCORES = {
+    "top1": "top-1 accuracy",
+    "top5": "top-5 accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "loss": "loss (nats)",
+    "calibrated_loss": "loss with the temperature (nats)",
+    "brier": "Brier score",
+    "ece": "calibration error",
+    "calibrated_ece": "calibration error with the temperature",
+}
+"""Scores of a page, and what they are called there."""
+
+
+class Score(NamedTuple):
+    """A score as text with its interval; both are empty where it is missing."""
+
+    value: str = ""
+    interval: str = ""
+
+
+def score_rows(columns: Sequence[Metrics]) -> list[tuple[str, list[Score]]]:
+    """Return the name of each score that is known, and its values in columns, as text.
+
+    Args:
+        columns: the scores of each column, such as those of one split.
+    """
+    rows = []
+    for name, title in SCORES.items():
+        cells = []
+        for scores in columns:
+            low, high = scores.get(f"{name}_low"), scores.get(f"{name}_high")
+            interval = "" if low is None or high is None else f"{low:.4f} to {high:.4f}"
+            cells.append(Score(f"{scores[name]:.4f}", interval) if name in scores else Score())
+        if any(cell.value for cell in cells):
+            rows.append((title, cells))
+    return [*rows, ("images", [Score(f"{one.get('images', 0):,.0f}") for one in columns])]
 
 
 def _is_comparison(path: Path) -> bool:
@@ -60,19 +91,12 @@ def check_comparison_output(
             written.
     """
     path = nonempty_path(report, "--report")
-    inputs = _inputs(checkpoints)
+    inputs = [*map(Path, checkpoints)]
+    for folder in [entry for entry in inputs if entry.is_dir()]:
+        # no file of a run ends in .html but its report, which is no comparison
+        inputs += [entry for entry in folder.rglob("*") if entry.suffix.lower() != ".html"]
     check_outputs([path], COMPARISON_FILE, inputs=inputs, overwrite=overwrite, flag="--report")
     return path
-
-
-def _inputs(checkpoints: Sequence[str | Path]) -> list[Path]:
-    """Return the files that the page may not replace, even with `overwrite`."""
-    inputs = [*map(Path, checkpoints)]
-    for folder in map(Path, checkpoints):
-        if folder.is_dir():
-            # no file of a run ends in .html but its report, which is no comparison
-            inputs += [entry for entry in folder.rglob("*") if entry.suffix.lower() != ".html"]
-    return inputs
 
 
 def write_comparison(comparison: Comparison, path: Path) -> None:
@@ -85,36 +109,25 @@ def write_comparison(comparison: Comparison, path: Path) -> None:
     Raises:
         OutputError: the file cannot be written.
     """
-    # imported here: the page needs jinja2
-    from vitkit.reporting.report import report_templates
-
-    names = [*comparison.scores]
-    letters = _letters(len(names))
+    names, evaluations = [*comparison.scores], [*comparison.scores.values()]
+    letters = [*string.ascii_uppercase, *map(str, range(27, len(names) + 1))][: len(names)]
     settings = [_settings(name) for name in names]
     page = render_page(
-        report_templates(),
+        page_templates("vitkit.reporting"),
         "compare.html",
         generator=GENERATOR,
         runs=[(letter, escape(name)) for letter, name in zip(letters, names, strict=True)],
         letters=letters,
         verdicts=[escape(pair.verdict) for pair in comparison.pairs],
         repeats=comparison.repeats,
-        scores=_score_rows([*comparison.scores.values()]),
+        scores=score_rows(evaluations),
         settings=_different(settings),
         known=[bool(one) for one in settings],
         most_curves=MOST_CURVES,
-        classes=_class_rows([*comparison.scores.values()]),
-        **_curves(names, letters),
+        classes=_class_rows(evaluations),
+        **_curves(dict(zip(letters, names, strict=True))),
     )
     write_bytes(path, page.encode("utf-8", "replace"))
-
-
-def _letters(count: int) -> list[str]:
-    """Return short names: A, B, C, then numbers."""
-    return [
-        string.ascii_uppercase[number] if number < 26 else str(number + 1)
-        for number in range(count)
-    ]
 
 
 def _settings(name: str) -> dict[str, Any]:
@@ -137,15 +150,6 @@ def _different(settings: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[st
     return rows
 
 
-def _score_rows(evaluations: Sequence[Evaluation]) -> list[tuple[str, list[Score]]]:
-    rows = []
-    for name, title in SCORES.items():
-        cells = [format_score(one, name) for one in evaluations]
-        if any(cell.value for cell in cells):
-            rows.append((title, cells))
-    return [*rows, ("images", [Score(f"{one['images']:,.0f}") for one in evaluations])]
-
-
 def _class_rows(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """Return a row for each class: its images, and the accuracy of each run with its interval."""
     by_run = [{score.name: score for score in one.per_class} for one in evaluations]
@@ -164,27 +168,28 @@ def _class_rows(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     return rows
 
 
-def _curves(names: Sequence[str], letters: Sequence[str]) -> dict[str, Any]:
+def _curves(names: Mapping[str, str]) -> dict[str, Any]:
     """Return the curves of the runs as SVG, and the letters of those that have none."""
     # imported here: matplotlib takes half a second
-    from vitkit.plots.curves import RunCurves, draw_compared_curves
-    from vitkit.reporting.figures import inline_svg
+    from vitkit.plots.curves import draw_compared_curves
+    from vitkit.plots.figure import inline_svg
 
-    found, without = [], []
-    for name, letter in zip(names, letters, strict=True):
-        try:
-            columns = LearningCurves.read(name).columns
-        except (DataError, OutputError):  # a checkpoint without a run, or a probe
-            without.append(letter)
-            continue
-        found.append(
-            RunCurves(
-                letter,
-                columns["epoch"],
-                columns["train_loss"],
-                columns.get("val_loss"),
-                columns.get("val_top1"),
-            )
-        )
-    svg = inline_svg(draw_compared_curves(found[:MOST_CURVES]), "curves") if found else ""
-    return {"svg": svg, "without": without + [run.name for run in found[MOST_CURVES:]]}
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for letter, name in names.items():
+        columns = _columns(Path(name) / "metrics.csv")
+        if columns and len(found) < MOST_CURVES:
+            found[letter] = columns
+    svg = inline_svg(draw_compared_curves(found), "curves") if found else ""
+    return {"svg": svg, "without": [letter for letter in names if letter not in found]}
+
+
+def _columns(path: Path) -> dict[str, np.ndarray]:
+    """Return the columns of metrics.csv; none without a complete epoch, as of a checkpoint."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            # a later row replaces the row of a killed run
+            rows = [*{row["epoch"]: row for row in csv.DictReader(file)}.values()]
+        names = [name for name in COLUMNS if rows and name in rows[0]]
+        return {name: np.array([float(row[name] or "nan") for row in rows]) for name in names}
+    except (OSError, ValueError, KeyError, TypeError, csv.Error):
+        return {}

@@ -3,43 +3,21 @@
 from __future__ import annotations
 
 import os
-from base64 import b64encode
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from jinja2 import Environment
 from markupsafe import Markup
 
-from vitkit.data.images.decode import as_rgb
-from vitkit.data.images.preprocess import preprocess_images
-from vitkit.errors import ImageError, Interrupted, VitkitError, check_type
+from vitkit.errors import Interrupted, check_type
 from vitkit.io.atomic import write_bytes
 from vitkit.io.results import ResultKind, check_outputs, nonempty_path
 from vitkit.plots.html import page_templates, render_page
 from vitkit.process import raise_on_signal
-from vitkit.reporting.predictions import Missing
-from vitkit.reporting.run import ReportedRun
-from vitkit.reporting.sections import (
-    SPLITS,
-    augmented,
-    best_score,
-    calibration,
-    check_findings,
-    classes,
-    confusion,
-    costs,
-    curves,
-    environment,
-    mistakes,
-    repetition,
-)
-from vitkit.reporting.suspects import suspects
+from vitkit.reporting.mistakes import SUSPECTS_FILE, write_suspects
+from vitkit.reporting.run import Missing, ReportedRun
+from vitkit.reporting.sections import SECTIONS
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.monitoring.run_log import Display
 from vitkit.training.run import TrainResult
@@ -87,26 +65,15 @@ def report(
         OutputError: no such run, or an output that exists and is no report, or cannot be written;
             or a `suspects.csv` that is no earlier list.
     """
-    # imported here: the report needs torch, matplotlib and jinja2
-    from vitkit.reporting.run import ReportedRun
-
-    expected = "the path of a run folder, such as result.run"
-    check_type(run, (str, PathLike), "report", expected)
+    check_type(run, (str, PathLike), "report", "the path of a run folder, such as result.run")
     found = ReportedRun(run)
     path = found.folder.report if output is None else nonempty_path(output, "--output")
     # files of a run are never replaced; only its report ends in .html
     inputs = [entry for entry in found.root.rglob("*") if entry.suffix.lower() != ".html"]
     check_outputs([path], REPORT_FILE, inputs=inputs, overwrite=overwrite, flag="--output")
     if suspects is not None:
-        from vitkit.reporting.suspects import SUSPECTS_FILE, write_suspects
-
-        check_outputs(
-            [found.folder.suspects],
-            SUSPECTS_FILE,
-            inputs=(),
-            overwrite=overwrite,
-            flag="--suspects",
-        )
+        table = [found.folder.suspects]
+        check_outputs(table, SUSPECTS_FILE, inputs=(), overwrite=overwrite, flag="--suspects")
         write_suspects(found, suspects, device)
     write_bytes(path, page(found).encode("utf-8", "replace"))
     return path
@@ -181,142 +148,22 @@ def _log(folder: RunFolder, line: str, *, quiet: bool) -> None:
         file.write(f"{datetime.now().isoformat(timespec='seconds')} {line}\n")
 
 
-# The section on what the model has learned: the sheet of `vitkit explain --model`.
-
-MEASURED = 16
-"""Images on which attention over depth is measured."""
-SHEET_DPI = 110
-"""Dots an inch of the sheet."""
-
-
-def _what_was_learned(run: ReportedRun) -> dict[str, Any]:
-    """Return the sheet of a model: filters, positions, and attention over depth."""
-    command = run.command("explain", run.root, "--model", "--output", run.root / "model")
-    if run.checkpoint is None:
-        raise Missing(
-            "The run has no weights that can be read; resume it, or draw the sheet of another "
-            "checkpoint with vitkit explain CHECKPOINT --model."
-        )
-    # imported here: both need matplotlib or much of torch
-    from vitkit.explaining.model import ModelMeasurement
-    from vitkit.plots.figure import encode_png
-
-    measurement = ModelMeasurement(run.checkpoint.model)
-    images = _images(run)
-    size = measurement.batch_size(run.checkpoint.preprocess.image_size)
-    try:
-        for begin in range(0, len(images), size):
-            batch = images[begin : begin + size]
-            measurement.add(preprocess_images(batch, run.checkpoint.preprocess))
-        found = measurement.result(run.name)
-        content = encode_png(found.plot(), software="vitkit report", dpi=SHEET_DPI)
-    except VitkitError as error:
-        raise Missing(f"The sheet cannot be drawn: {error}.", command) from None
-    return {
-        "image": f"data:image/png;base64,{b64encode(content).decode('ascii')}",
-        "measured": len(images),
-        "lines": found.lines(),
-        "command": command,
-    }
-
-
-def _images(run: ReportedRun) -> list[np.ndarray]:
-    """Return some images that the run was not trained on; none where they cannot be read."""
-    dataset = run.images.dataset
-    names = [name for name in SPLITS if dataset is not None and name in dataset.splits]
-    split = run.images.split(names[0]) if names else None
-    if split is None:
-        return []
-    # from all of the split, which is often in the order of its classes
-    places = np.linspace(0, len(split) - 1, min(MEASURED, len(split))).round().astype(int)
-    found = []
-    for place in places.tolist():
-        try:
-            found.append(as_rgb(split.read(place)))
-        except (ImageError, OSError):
-            continue
-    return found
-
-
-# The sections of a report, in their order; a new one is a function, a template and a line here.
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the page.
-
-    Attributes:
-        name: its place in the page, and its template: `templates/sections/NAME.html`.
-        title: its heading.
-        collect: returns what the template shows; raises `Missing` where the folder lacks it.
-    """
-
-    name: str
-    title: str
-    collect: Callable[[ReportedRun], dict[str, Any]]
-
-
-SECTIONS = (
-    Section("headline", "Result", best_score),
-    Section("repetition", "Repeat this run", repetition),
-    Section("curves", "Learning curves", curves),
-    Section("classes", "Classes", classes),
-    Section("confusion", "Confusion matrix", confusion),
-    Section("mistakes", "Most confident mistakes", mistakes),
-    Section("suspects", "Suspected wrong labels", suspects),
-    Section("calibration", "Calibration", calibration),
-    Section("learned", "What the model has learned", _what_was_learned),
-    Section("check", "Check of the data", check_findings),
-    Section("augmented", "Augmented images", augmented),
-    Section("costs", "Time and memory", costs),
-    Section("environment", "Environment", environment),
-)
-
-
 # The page of a report: every section as HTML.
 
 GENERATOR = "vitkit report"
 """Text of the page that names the command which wrote it."""
 
 
-@dataclass(frozen=True)
-class FilledSection:
-    """A section with its content, or the reason why it is missing.
-
-    Attributes:
-        section: its name and title.
-        content: HTML; empty where something is missing.
-        missing: why there is no content, and the command that changes that.
-    """
-
-    section: Section
-    content: Markup
-    missing: Missing | None = None
-
-
 def page(run: ReportedRun) -> str:
     """Return the report of a run: HTML that loads nothing, with all names escaped."""
-    templates = report_templates()
-    sections = [_fill(templates, section, run) for section in SECTIONS]
+    templates, sections = page_templates("vitkit.reporting"), []
+    for name, (title, collect) in SECTIONS.items():
+        missing, content = None, Markup()
+        try:
+            values = collect(run)
+            template = templates.get_template(f"sections/{name}.html")
+            content = Markup(template.render(values))
+        except Missing as error:
+            missing = error
+        sections.append({"name": name, "title": title, "content": content, "missing": missing})
     return render_page(templates, "report.html", generator=GENERATOR, run=run, sections=sections)
-
-
-def report_templates() -> Environment:
-    """Return the templates of reports and comparisons."""
-    templates = page_templates("vitkit.reporting")
-    templates.filters |= {"percent": _percent, "svg": Markup}
-    return templates
-
-
-def _fill(templates: Environment, section: Section, run: ReportedRun) -> FilledSection:
-    try:
-        values = section.collect(run)
-    except Missing as missing:
-        return FilledSection(section, Markup(), missing)
-    template = templates.get_template(f"sections/{section.name}.html")
-    return FilledSection(section, Markup(template.render(values)))
-
-
-def _percent(share: Any) -> str:
-    """Format a share in [0, 1], with a space where no line ends."""
-    return f"{100 * share:.1f}\N{NO-BREAK SPACE}%"

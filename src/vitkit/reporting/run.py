@@ -1,30 +1,43 @@
-"""`ReportedRun`: what the folder of a run has for its report."""
+"""`ReportedRun`: what the folder of a run has for its report, with its predictions and images."""
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import replace
+import warnings
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from vitkit.data.datasets.splitting import natural_order
-from vitkit.errors import CheckpointError, DataError, OutputError, SettingError
+import numpy as np
+from jaxtyping import Bool, Float, Float64, Int64, UInt8
+from PIL import Image
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from vitkit.data.datasets.dataset import Dataset
+from vitkit.data.datasets.split import Split
+from vitkit.errors import (
+    CheckpointError,
+    DataError,
+    ImageError,
+    OutputError,
+    SettingError,
+    VitkitError,
+)
+from vitkit.evaluation.evaluate import open_as_in_training, with_labels_of
 from vitkit.evaluation.metrics import Metrics
+from vitkit.evaluation.prediction_table import PREDICTIONS_HEADER
+from vitkit.evaluation.temperature import HeldOutLogits
 from vitkit.io.results import MEMORY_PREFIX
 from vitkit.messages import escape, nearest_parent, plural
-from vitkit.reporting.predictions import (
-    HeldOut,
-    Missing,
-    Predictions,
-    RunImages,
-    read_held_out,
-    read_predictions,
-    validation_predictions,
-)
 from vitkit.training.config.meaning import Settings
 from vitkit.training.config.merging import read_yaml
 from vitkit.training.monitoring.figures import LearningCurves
@@ -33,6 +46,19 @@ from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import load
 
 DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+
+class Missing(Exception):
+    """A section cannot be shown; the report says why, and how to change that.
+
+    Args:
+        reason: what is missing, a sentence.
+        command: the command that makes it; empty where there is none.
+    """
+
+    def __init__(self, reason: str, command: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.command = reason, command
 
 
 class ReportedRun:
@@ -47,19 +73,25 @@ class ReportedRun:
     """
 
     def __init__(self, run: str | Path) -> None:
-        self.folder = RunFolder(Path(run))
-        root = self.folder.root
-        if not root.is_dir():
-            raise OutputError(f"{escape(root)}: no such run folder; {nearest_parent(root)}")
+        self.root = Path(run)
+        self.folder = RunFolder(self.root)
+        self.problem = ""
+        """Why there are no images, a sentence; empty where there are."""
+        self._thumbnails: dict[str, str] = {}
+        name = escape(self.root)
+        if not self.root.is_dir():
+            raise OutputError(f"{name}: no such run folder; {nearest_parent(self.root)}")
         if not self.folder.config.is_file():
-            raise OutputError(
-                f"{escape(root)}: not a run folder, it has no config.yaml{_hint(root)}"
-            )
+            hint = "name the folder that the run named at its start, such as runs/photos-vit-1"
+            for config in sorted(self.root.glob("*/config.yaml")):
+                hint = f"its candidates have; name one of them, such as {escape(config.parent)}"
+                break
+            raise OutputError(f"{name}: not a run folder, it has no config.yaml of a run; {hint}")
 
     @property
     def name(self) -> str:
         """The name of the folder."""
-        return escape(self.folder.root.resolve().name)
+        return escape(self.root.resolve().name)
 
     @property
     def summary(self) -> str:
@@ -86,12 +118,11 @@ class ReportedRun:
     @cached_property
     def checkpoint(self) -> Checkpoint | None:
         """The best weights, or the last ones where no epoch was complete; None without any."""
-        # A damaged file is passed over: most of the page needs no weights.
+        # a damaged file is passed over: most of the page needs no weights
         for path in (self.folder.best, self.folder.last):
-            if not path.is_file():
-                continue
             try:
-                return load(path)
+                if path.is_file():
+                    return load(path)
             except CheckpointError:
                 continue
         return None
@@ -102,35 +133,76 @@ class ReportedRun:
         return {} if self.checkpoint is None else self.checkpoint.metadata
 
     @cached_property
-    def images(self) -> RunImages:
-        """The images of the data."""
-        return RunImages(self.checkpoint, self.settings, self.relabel_file)
+    def dataset(self) -> Dataset | None:
+        """The data, split as in the training; None, and a `problem`, if they cannot be opened."""
+        checkpoint, data = self.checkpoint, self.settings.get("data")
+        if checkpoint is None or not data:
+            self.problem = "The run has no weights or no settings, so its data are not known."
+            return None
+        root, relabel = self.settings.get("data_root"), self.relabel_file
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the training has shown them
+                return open_as_in_training(checkpoint, str(data), root, None, relabel)
+        except (VitkitError, OSError) as error:
+            self.problem = f"The images are not shown: {error}."
+            return None
+
+    def split(self, name: str) -> Split | None:
+        """Return a split whose images can be read; None, and a `problem`, without one."""
+        split = self.dataset.splits.get(name) if self.dataset else None
+        if split is None and self.dataset:
+            self.problem = f"The images are not shown: the data have no {name} split."
+        return split
+
+    def split_of(self, predictions: Predictions) -> Split | None:
+        """Return the split that predictions are of; None if the data have changed since."""
+        split, names = self.split(predictions.split), predictions.names
+        if split is None or self.dataset is None or self.checkpoint is None:
+            return None
+        if predictions.places[-1] >= len(split):
+            is_same = False
+        elif names:
+            ends = (0, len(names) - 1)
+            is_same = len(split) == len(names) and all(split.name(n) == names[n] for n in ends)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                labels = with_labels_of(self.checkpoint, self.dataset, predictions.split).labels
+            is_same = np.array_equal(labels[predictions.places], predictions.labels)
+        if not is_same:
+            self.problem = "The images are not shown: the data have changed since the run."
+        return split if is_same else None
+
+    def thumbnail(self, split: Split | None, place: int) -> str:
+        """Return the address of a small copy of an image, `data:...`; empty without one.
+
+        Args:
+            split: the images; None for none.
+            place: number of the image in it.
+        """
+        if split is None:
+            return ""
+        path = split.path(place)  # another split has another image in this place
+        if path not in self._thumbnails:
+            self._thumbnails[path] = ""
+            with suppress(ImageError, OSError):
+                self._thumbnails[path] = _thumbnail(split.read(place))
+        return self._thumbnails[path]
 
     @cached_property
     def scores(self) -> dict[str, Metrics]:
-        """The scores of the best weights by split: of the weights' file, else of metrics.jsonl."""
+        """The scores of the best weights by split, as their file has them."""
         stored = self.metadata.get("metrics")
         if isinstance(stored, dict) and stored:
             return {str(split): _numbers(scores) for split, scores in stored.items()}
-        found: dict[str, Metrics] = {}
-        for line in self.lines:
-            kind = line.get("kind")
-            if kind in ("val", "test"):
-                begin = f"{kind}_"
-                named = {name.removeprefix(begin): value for name, value in line.items()}
-                found[kind] = _numbers(named)
-        return found
+        return {}
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
         """The objects of metrics.jsonl; lines that are damaged are left out."""
-        try:
-            # A killed run may leave half a line, also in the middle of a letter.
-            text = self.folder.lines.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return []
         found = []
-        for line in text.splitlines():
+        for line in _text(self.folder.lines).splitlines():
             try:
                 document = json.loads(line)
             except (ValueError, RecursionError):
@@ -142,10 +214,7 @@ class ReportedRun:
     @cached_property
     def log(self) -> list[str]:
         """The lines of train.log."""
-        try:
-            return self.folder.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            return []
+        return _text(self.folder.log).splitlines()
 
     @cached_property
     def curves(self) -> LearningCurves:
@@ -155,14 +224,22 @@ class ReportedRun:
             Missing: there are none.
         """
         try:
-            return LearningCurves.read(self.folder.root)
+            return LearningCurves.read(self.root)
         except DataError as error:
             raise Missing(f"There are no curves: {error}.") from None
 
     @cached_property
     def held_out(self) -> HeldOut | None:
-        """The validation logits that are kept for the temperature."""
-        return read_held_out(self.folder.held_out)
+        """The validation logits that the temperature is fitted on; None if there are none."""
+        try:
+            with safe_open(self.folder.held_out, "pt") as file:
+                logits, labels = file.get_tensor("logits"), file.get_tensor("labels").long()
+        except (OSError, SafetensorError):
+            return None
+        fits = logits.ndim == 2 and labels.shape == logits.shape[:1] and len(labels)
+        if not fits or labels.min() < 0 or labels.max() >= logits.shape[1]:
+            return None
+        return HeldOut(logits.float(), labels)
 
     @property
     def temperature(self) -> float:
@@ -177,13 +254,11 @@ class ReportedRun:
             Missing: neither predictions.csv nor validation logits.
         """
         classes = () if self.checkpoint is None else self.checkpoint.classes
-        if self.folder.predictions.exists():
-            found = read_predictions(self.folder.predictions, classes)
-            if self.checkpoint is None:
-                # without weights, only the class names in the table are known
-                found = read_predictions(self.folder.predictions, natural_order(found.classes))
+        counts, table = self.image_counts, self.folder.predictions
+        if table.exists():
+            found = _read_predictions(table, classes)
             # `vitkit eval --split val --predictions` may have written them
-            if self.image_counts.get("val") == len(found.labels) != self.image_counts.get("test"):
+            if counts.get("val") == len(found.labels) != counts.get("test"):
                 found = replace(found, split="val")
             return found
         if self.held_out is None:
@@ -191,12 +266,10 @@ class ReportedRun:
                 "The folder has neither the predictions of the test images nor the logits of the "
                 "validation images. This command writes the predictions; make the report again "
                 "afterwards.",
-                self.command(
-                    "eval", self.root, self.data, "--predictions", self.folder.predictions
-                ),
+                self.command("eval", self.root, self.data, "--predictions", table),
             )
-        count = self.image_counts.get("val", len(self.held_out.labels))
-        return validation_predictions(self.held_out, classes, self.temperature, count)
+        images = counts.get("val", len(self.held_out.labels))
+        return _validation_predictions(self.held_out, classes, self.temperature, images)
 
     @property
     def image_counts(self) -> dict[str, int]:
@@ -206,11 +279,6 @@ class ReportedRun:
         if not isinstance(images, dict):
             return {}
         return {name: count for name, count in images.items() if type(count) is int and count > 0}
-
-    @property
-    def root(self) -> Path:
-        """The folder."""
-        return self.folder.root
 
     @property
     def data(self) -> str:
@@ -233,25 +301,170 @@ class ReportedRun:
 
     def command(self, verb: str, *words: str | Path) -> str:
         """Return a command line of vitkit, with the folder of the data where one was named."""
-        # The run's data are found only below that folder.
+        # the run's data are found only below that folder
         root = self.settings.get("data_root")
         more = ["--data-root", str(root)] if root and self.data in map(str, words) else []
         return f"vitkit {verb} {escape(shlex.join([*map(str, words), *more]))}"
 
 
+def _text(path: Path) -> str:
+    """Return the text of a file that a killed run may have cut anywhere; empty without one."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 def _numbers(scores: object) -> Metrics:
     """Return the entries of a JSON object that are numbers."""
-    if not isinstance(scores, dict):
-        return {}
-    return {
-        str(name): float(value)
-        for name, value in scores.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
+    found = scores.items() if isinstance(scores, dict) else ()
+    return {str(name): float(value) for name, value in found if type(value) in (int, float)}
 
 
-def _hint(root: Path) -> str:
-    """Name the candidates of a search, each of which has a report of its own."""
-    for config in sorted(root.glob("*/config.yaml")):
-        return f", but its candidates have; name one of them, such as {escape(config.parent)}"
-    return " of a run; name the folder that the run named at its start, such as runs/photos-vit-1"
+# Predictions.
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """The predictions of N images.
+
+    Attributes:
+        split: `test` or `val`.
+        origin: where they come from, a sentence.
+        classes: the K names.
+        names: names of the images (N); empty where they are not stored.
+        places: number of each image in its split (N,).
+        labels: true classes (N,).
+        predicted: most probable classes (N,).
+        probability: probability of the predicted classes (N,), in [0, 1].
+        label_probability: probability of the true classes (N,), in [0, 1].
+    """
+
+    split: str
+    origin: str
+    classes: tuple[str, ...]
+    names: Sequence[str]
+    places: Int64[np.ndarray, " N"]
+    labels: Int64[np.ndarray, " N"]
+    predicted: Int64[np.ndarray, " N"]
+    probability: Float64[np.ndarray, " N"]
+    label_probability: Float64[np.ndarray, " N"]
+
+    @property
+    def right(self) -> Bool[np.ndarray, " N"]:
+        """True for each image (N,) whose class is the predicted one."""
+        return self.labels == self.predicted
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """The validation logits that the temperature of a run was fitted on.
+
+    Each fold of the images has those of the model that the other folds choose, so a few may come
+    from other epochs than that of the best weights.
+
+    Attributes:
+        logits: (N, K), without the temperature.
+        labels: class numbers (N,).
+    """
+
+    logits: Float[Tensor, "N K"]
+    labels: Int64[Tensor, "N"]
+
+    def probabilities(self, temperature: float) -> Float[Tensor, "N K"]:
+        """Return the softmax of the logits divided by a temperature: (N, K), in [0, 1]."""
+        return (self.logits.double() / temperature).softmax(1)
+
+
+def _read_predictions(path: Path, classes: Sequence[str]) -> Predictions:
+    """Read a table of predictions, as a run or `vitkit eval --predictions` writes it.
+
+    Classes that the table has and `classes` lacks come after them. Raises `Missing`.
+    """
+    try:
+        # not `splitlines`, which also splits at characters such as U+2028, which a name may have
+        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+            header, *rows = list(csv.reader(file)) or [[]]
+        if tuple(header) != PREDICTIONS_HEADER or not rows:
+            raise ValueError
+        numbers = {name: number for number, name in enumerate(classes)}
+        labels, predicted = (
+            np.array([numbers.setdefault(row[column], len(numbers)) for row in rows])
+            for column in (1, 2)
+        )
+        probability = np.array([[float(row[3]), float(row[4])] for row in rows])
+        if not ((probability >= 0) & (probability <= 1)).all():  # NaN is neither
+            raise ValueError
+    except (OSError, ValueError, IndexError, csv.Error):
+        raise Missing(f"{path.name} is not a table of predictions of vitkit, or damaged.") from None
+    return Predictions(
+        "test",
+        f"{path.name}: the weights of the run, with their temperature if they have one",
+        tuple(numbers),
+        [row[0] for row in rows],
+        np.arange(len(rows)),
+        labels,
+        predicted,
+        probability[:, 0],
+        probability[:, 1],
+    )
+
+
+def _validation_predictions(
+    held_out: HeldOut, classes: Sequence[str], temperature: float, images: int
+) -> Predictions:
+    """Return the predictions that the kept validation logits give, of `images` images or fewer."""
+    probabilities = held_out.probabilities(temperature)
+    count, num_classes = probabilities.shape
+    confidence, predicted = probabilities.max(1)
+    own = probabilities.gather(1, held_out.labels[:, None])[:, 0]
+    return Predictions(
+        "val",
+        "the validation logits of the run, with the temperature if there is one; each fifth of the "
+        "images by the epoch that the other four choose",
+        tuple(classes) if len(classes) == num_classes else tuple(map(str, range(num_classes))),
+        (),
+        # logits i are those of image i * n of the split
+        np.arange(count) * HeldOutLogits.step(images, num_classes),
+        held_out.labels.numpy(),
+        predicted.numpy(),
+        confidence.numpy(),
+        own.numpy(),
+    )
+
+
+# Images in the page.
+
+THUMBNAIL = 96
+"""Pixels of the longer side of an image in the page at most."""
+SHARP = 48
+"""Images with no side longer than this are kept bit by bit, and enlarged without blur."""
+QUALITY = 78
+"""Of JPEG files, up to 95."""
+
+
+def _thumbnail(pixels: UInt8[np.ndarray, "H W C"]) -> str:
+    """Return an image as an address that contains it."""
+    image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+    if max(image.size) <= SHARP:
+        return data_address(image, "png")
+    image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)
+    return data_address(image, "jpeg")
+
+
+def data_address(image: Image.Image | bytes, kind: str) -> str:
+    """Return an image as `data:image/KIND;base64,...`.
+
+    Args:
+        image: RGB or grey, or an encoded file.
+        kind: `png` or `jpeg`.
+    """
+    content = BytesIO(image if isinstance(image, bytes) else b"")
+    if not isinstance(image, bytes):
+        image.save(content, format=kind, optimize=True, quality=QUALITY)
+    return f"data:image/{kind};base64,{b64encode(content.getvalue()).decode('ascii')}"
+
+
+def is_small(address: str) -> bool:
+    """Return whether an address holds an image that is enlarged without blur."""
+    return address.startswith("data:image/png")

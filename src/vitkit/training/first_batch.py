@@ -46,7 +46,7 @@ def draw_batch(config: TrainConfig, max_images: int) -> NotebookFigure:
         UserError: wrong settings or data.
     """
     # imported here: matplotlib takes half a second
-    from vitkit.plots.panels import draw_images
+    from vitkit.plots.figure import grid_of_images
 
     if max_images < 1:
         raise SettingError.about("max_images", max_images, "must be 1 or more")
@@ -69,7 +69,7 @@ def draw_batch(config: TrainConfig, max_images: int) -> NotebookFigure:
             caption.append(f"{label.name}{share}")
         captions.append(caption)
     title = f"{plan.dataset.name}: {_describe(fed, len(pixels), config.grad_accum_steps)}"
-    return draw_images([*pixels], captions, title)
+    return grid_of_images([*pixels], captions, title)
 
 
 def _describe(fed: ModelInputs, drawn: int, parts: int) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from own_methods import METHODS
 from single_image_vit import CASES, Pass, PlainViT, assert_close, noisy_model, some_images
 from torch import Tensor
-
-from vitkit.explaining.methods import METHODS
 
 IMAGES = some_images()
 CLASSES = torch.tensor([4, 1])

@@ -7,12 +7,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from own_methods import METHODS
 from single_image_vit import CASES, noisy_model, some_images
 from torch import Tensor, nn
 
 import vitkit
-from vitkit.errors import SettingError, ShapeError
-from vitkit.explaining.methods import METHODS
 from vitkit.models.readout import Readout
 
 CLASSES = torch.tensor([4, 1])
@@ -47,6 +46,8 @@ def test_an_image_has_the_same_map_alone_and_in_a_batch(case, name):
         only = {"classes": CLASSES[number : number + 1]} if METHODS[name].by_class else {}
         alone = compute(name, model, images[number : number + 1], **only)[0]
         torch.testing.assert_close(both[number], alone, rtol=1e-6, atol=1e-9)
+    if METHODS[name].by_class:
+        assert not torch.allclose(compute(name, model, images, classes=CLASSES.roll(1)), both)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -120,16 +121,16 @@ def test_a_model_without_a_head_and_a_class_that_is_not_there(name):
         assert torch.isfinite(compute(name, headless, images)).all()
         return
     able = [other for other, method in METHODS.items() if not method.by_class]
-    with pytest.raises(SettingError, match=f"no head.*: {', '.join(able)}"):
+    with pytest.raises(vitkit.SettingError, match=f"no head.*: {', '.join(able)}"):
         compute(name, headless, images)
     for number in (5, -1):
-        with pytest.raises(SettingError, match=f"class {number} does not exist; .* are 0 to 4"):
+        with pytest.raises(vitkit.SettingError, match=f"class {number} does .*; .* are 0 to 4"):
             compute(name, noisy_model(), images, classes=torch.tensor([0, number]))
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_images_that_do_not_fit_are_named(name):
-    with pytest.raises(ShapeError, match=r"sides divisible by the patch, 8 x 8"):
+    with pytest.raises(vitkit.ShapeError, match=r"sides divisible by the patch, 8 x 8"):
         compute(name, noisy_model(), some_images(2, 20, 32))
 
 
@@ -137,7 +138,7 @@ def test_images_that_do_not_fit_are_named(name):
 @pytest.mark.parametrize("name", [name for name in METHODS if "layer" in METHODS[name].options])
 @pytest.mark.parametrize("wrong", [3, -4, 0.5, [0], True])
 def test_a_layer_that_is_not_there_is_named(name, wrong):
-    with pytest.raises(SettingError, match=r"layer .*(layers are 0 to 2|one whole number)"):
+    with pytest.raises(vitkit.SettingError, match=r"layer .*(layers are 0 to 2|one whole number)"):
         compute(name, noisy_model(), some_images(), layer=wrong)
 
 
@@ -145,7 +146,7 @@ def test_a_layer_that_is_not_there_is_named(name, wrong):
 @pytest.mark.parametrize("name", ["attention", "similarity"])
 @pytest.mark.parametrize("wrong", [12, -1, 1.5, True, "3"])
 def test_a_patch_that_is_not_there_is_named(name, wrong):
-    with pytest.raises(SettingError, match=r"query .*(must be a patch, 0 to 11|one whole number)"):
+    with pytest.raises(vitkit.SettingError, match=r"query .*(a patch, 0 to 11|one whole number)"):
         compute(name, noisy_model(), some_images(), query=wrong)
 
 
@@ -161,7 +162,7 @@ def test_a_patch_that_is_not_there_is_named(name, wrong):
     ],
 )
 def test_wrong_options_of_rollout_are_named(options, message):
-    with pytest.raises(SettingError, match=message):
+    with pytest.raises(vitkit.SettingError, match=message):
         compute("rollout", noisy_model(), some_images(), **options)
 
 
@@ -189,7 +190,7 @@ def test_forward_and_backward_passes_are_counted(name, monkeypatch):
 
 def test_readout_weights_are_those_of_the_pooling_itself():
     """Another way to pool is followed: the weights come from the model's own module."""
-    from vitkit.explaining.class_scores import token_weights
+    from vitkit.explaining.methods.class_scores import token_weights
 
     model = noisy_model("mean of all")
     torch.testing.assert_close(token_weights(model, (3, 4)), torch.full((15,), 1 / 15).double())

@@ -7,13 +7,12 @@ import sys
 import numpy as np
 import pytest
 import torch
+from own_methods import METHODS
 from plain_pairs import CLASSES, VARIANTS, noise_images, variant
 from torch import Tensor
 
 import vitkit
-from vitkit.errors import MissingExtraError, SettingError
-from vitkit.explaining.methods import METHODS
-from vitkit.explaining.methods import integrated_gradients as module
+from vitkit.explaining.methods import gradients as module
 
 COMPUTE = METHODS["integrated-gradients"].compute
 
@@ -67,11 +66,11 @@ def test_memory_does_not_grow_with_the_steps(monkeypatch):
 @pytest.mark.usefixtures("wrong_types_come_in")
 @pytest.mark.parametrize("steps", [0, -3, True, 2.0])
 def test_steps_are_one_or_more(steps):
-    with pytest.raises(SettingError, match=r"steps = .*: must be a whole number, 1 or more"):
+    with pytest.raises(vitkit.SettingError, match=r"steps = .*: must be a whole number, 1 or more"):
         COMPUTE(variant("cls"), noise_images(), classes=CLASSES, steps=steps)
 
 
 def test_without_captum_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "captum.attr", None)
-    with pytest.raises(MissingExtraError, match=r"needs captum; .*pip install 'vitkit\[explain\]'"):
+    with pytest.raises(vitkit.MissingExtraError, match=r"needs captum; .*'vitkit\[explain\]'"):
         COMPUTE(variant("cls"), noise_images(), classes=CLASSES)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import plain_pairs
 import pytest
 import torch
+from own_methods import METHODS
 from plain_pairs import CLASSES, VARIANTS, noise_images, variant
 from torch import Tensor
 
 import vitkit
-from vitkit.explaining.methods import METHODS
 
 LEGRAD = METHODS["legrad"].compute
 
@@ -54,14 +54,12 @@ def test_a_layer_s_tokens_are_freed_before_the_next(monkeypatch):
     """Memory holds the maps of one layer."""
     model, images = variant("cls", depth=6), noise_images()
     kept = []
-    from vitkit.models.record import Record
-
-    keep = Record.keep
+    keep = vitkit.Record.keep
 
     def count(self, layer, tokens):
         kept.append(len(self.attention))
         keep(self, layer, tokens)
 
-    monkeypatch.setattr(Record, "keep", count)
+    monkeypatch.setattr(vitkit.Record, "keep", count)
     LEGRAD(model, images, classes=CLASSES)
     assert kept == [1] * 6

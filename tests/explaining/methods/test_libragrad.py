@@ -5,12 +5,12 @@ from __future__ import annotations
 import plain_pairs
 import pytest
 import torch
+from own_methods import METHODS
 from plain_pairs import CLASSES, VARIANTS, noise_images, variant
 from torch import Tensor
 
 import vitkit
-from vitkit.explaining.methods import METHODS
-from vitkit.explaining.methods.libragrad import BalancedGradients
+from vitkit.explaining.methods.gradients import BalancedGradients
 from vitkit.models.attention import use_attention
 from vitkit.models.encoder import block_calls
 from vitkit.models.readout import Features

@@ -6,12 +6,11 @@ import numpy as np
 import plain_pairs
 import pytest
 import torch
+from own_methods import METHODS
 from plain_pairs import CLASSES, VARIANTS, noise_images, variant
 from torch import Tensor
 
 import vitkit
-from vitkit.errors import SettingError
-from vitkit.explaining.methods import METHODS
 from vitkit.explaining.methods import occlusion as module
 
 OCCLUSION = METHODS["occlusion"].compute
@@ -55,14 +54,14 @@ def test_a_window_of_several_patches(monkeypatch):
 @pytest.mark.usefixtures("wrong_types_come_in")
 @pytest.mark.parametrize("window", [0, 3, -1, True, 1.0, np.int64(3)])
 def test_a_window_leaves_some_patch(window):
-    with pytest.raises(SettingError, match=r"must be a whole number from 1 to 2 for 2 x 3 patches"):
+    with pytest.raises(vitkit.SettingError, match=r"number from 1 to 2 for 2 x 3 patches"):
         OCCLUSION(variant("cls"), noise_images(), classes=CLASSES, window=window)
     square = torch.zeros(1, 3, 16, 16, dtype=torch.float64)
-    with pytest.raises(SettingError, match=r"from 1 to 1 for 2 x 2 patches"):
+    with pytest.raises(vitkit.SettingError, match=r"from 1 to 1 for 2 x 2 patches"):
         OCCLUSION(variant("cls"), square, classes=CLASSES[:1], window=2)
 
 
 def test_images_of_one_patch_are_refused():
     one = torch.zeros(1, 3, 8, 8, dtype=torch.float64)
-    with pytest.raises(SettingError, match=r"a single one; other methods: attention, .*libragrad"):
+    with pytest.raises(vitkit.SettingError, match=r"a single one; other methods: attention"):
         OCCLUSION(variant("cls"), one, classes=CLASSES[:1])

@@ -1,24 +1,38 @@
-"""Attention of the readout, or of one patch, to the patches in one layer."""
+"""Attention of the readout in one layer, and attention rollout: all layers, multiplied."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from numbers import Real
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitkit.explaining.class_scores import (
+from vitkit.errors import SettingError
+from vitkit.explaining.methods.class_scores import (
+    Maps,
     at_least_float32,
     check_layer,
     check_number,
     check_patch,
     has_map_head,
     pooling_map,
+    readout_row,
     token_weights,
 )
 from vitkit.models.layers import eval_mode
 from vitkit.models.record import Record
 from vitkit.models.vit import ViT
 from vitkit.shapes import Images
+
+HeadFusion = Literal["mean", "max", "min"]
+FUSIONS: dict[str, Callable[..., Tensor]] = {
+    "mean": torch.mean,
+    "max": torch.amax,
+    "min": torch.amin,
+}
 
 
 def attention(
@@ -28,7 +42,7 @@ def attention(
     layer: int = -1,
     head: int | None = None,
     query: int | None = None,
-) -> Float[Tensor, "B gh gw"]:
+) -> Maps:
     """Return the attention of the readout to each patch, in one layer, or of one patch to all.
 
     The rows of the layer's map are averaged as the model's pooling averages the tokens: the class
@@ -104,3 +118,90 @@ def attention_of_heads(model: ViT, images: Images) -> Float[Tensor, "B L k gh gw
     if pooling is not None:  # as the method: the last map is that of the head's own query
         layers[-1] = at_least_float32(pooling).mean(dim=2)
     return torch.stack(layers, dim=1).unflatten(-1, grid)
+
+
+def rollout(
+    model: ViT, images: Images, *, discard_ratio: float = 0.0, head_fusion: HeadFusion = "mean"
+) -> Maps:
+    """Return the share of each patch in what the head reads, if attention were the only operation.
+
+    "Quantifying Attention Flow in Transformers" (arXiv 2005.00928), Eq. 1: with A the mean over a
+    layer's heads and half of each token passed on by the residual connection, the product over the
+    layers of (A + I) / 2, its rows normalised. The row of the readout is taken (`readout_rows`; a
+    MAP head's is its own map), and the prefix tokens are dropped at the end, as they pass on what
+    they read.
+
+    Rollout is blind to the class: it knows nothing of the head's weights, nor of the values and
+    MLPs, and is the same map whatever class is asked about.
+
+    Args:
+        model: in any mode; it runs in eval mode and without gradients, and keeps its mode.
+        images: (B, C, H, W) normalised, on the model's device.
+        discard_ratio: the share of the smallest weights that each token's row of A loses, in
+            [0, 1); the paper has 0. At least one weight stays.
+        head_fusion: mean over the heads as in the paper, or their largest or smallest weight.
+
+    Returns:
+        (B, gh, gw), 0 or more; each image's patches sum to 1 less the share of the prefix tokens.
+
+    Raises:
+        SettingError: a ratio outside [0, 1), or another fusion.
+        ShapeError: images that do not fit the model.
+    """
+    return _rolled_out(model, images, discard_ratio, head_fusion, every=False)[0]
+
+
+def rollout_over_depth(
+    model: ViT, images: Images, *, discard_ratio: float = 0.0, head_fusion: HeadFusion = "mean"
+) -> Float[Tensor, "L B gh gw"]:
+    """Return the rollout of the first layer alone, then of the first two, at last of all.
+
+    Args:
+        model: as for `rollout`.
+        images: as for `rollout`.
+        discard_ratio: as for `rollout`.
+        head_fusion: as for `rollout`.
+
+    Returns:
+        (L, B, gh, gw); the last is `rollout`. Each begins with the weights of the tokens in what
+        the head reads; a MAP head's are those after the last layer.
+
+    Raises:
+        SettingError, ShapeError: as for `rollout`.
+    """
+    return _rolled_out(model, images, discard_ratio, head_fusion, every=True)
+
+
+@torch.inference_mode()
+def _rolled_out(
+    model: ViT, images: Images, discard_ratio: float, head_fusion: HeadFusion, *, every: bool
+) -> Float[Tensor, "L B gh gw"]:
+    """Return the rollout of the first layers, of each number of them, or of all of them alone."""
+    if not isinstance(discard_ratio, Real) or not 0 <= discard_ratio < 1:
+        raise SettingError.about("discard_ratio", discard_ratio, "must be at least 0 and below 1")
+    if head_fusion not in FUSIONS:
+        raise SettingError.about("head_fusion", head_fusion, f"must be one of {', '.join(FUSIONS)}")
+    depth = model.spec.depth
+    record = Record(attention=range(depth), pooling=has_map_head(model))
+    with eval_mode(model):
+        features = model.forward_features(images, record)
+        row = readout_row(model, features, pooling_map(model, features, record))
+    shares = []
+    for maps in record.attention.values():
+        fused = FUSIONS[head_fusion](at_least_float32(maps), dim=1)
+        tokens = fused.shape[-1]
+        smallest = int(discard_ratio * tokens)
+        if smallest:
+            # stable: among equal weights the same ones are dropped on every machine
+            least = fused.argsort(dim=-1, stable=True)[..., :smallest]
+            fused = fused.scatter(-1, least, 0.0)
+        mixed = (fused + torch.eye(tokens, dtype=fused.dtype, device=fused.device)) / 2
+        shares.append(mixed / mixed.sum(dim=-1, keepdim=True))  # (A + I) / 2 with rows of sum 1
+    rows = []
+    for last in range(1 if every else depth, depth + 1):
+        through = row
+        # from the last layer to the first, a row times a matrix: no product of two matrices
+        for share in reversed(shares[:last]):
+            through = torch.einsum("bn,bnt->bt", through, share)
+        rows.append(through[:, model.spec.num_prefix_tokens :].unflatten(1, features.grid))
+    return torch.stack(rows)

@@ -106,15 +106,7 @@ class LearningCurves:
         # imported here: matplotlib takes half a second
         from vitkit.plots.curves import draw_curves
 
-        columns = self.columns
-        return draw_curves(
-            columns["epoch"],
-            train_loss=columns["train_loss"],
-            learning_rate=columns["lr"],
-            val_loss=columns.get("val_loss"),
-            val_top1=columns.get("val_top1"),
-            best_epoch=self.best_epoch,
-        )
+        return draw_curves(self.columns, self.best_epoch)
 
     def _repr_html_(self) -> str:
         from vitkit.plots.figure import SCREEN_DPI, encode_png
@@ -337,7 +329,7 @@ def write_figure(
     Args:
         path: the PNG file.
         draw: returns the figure; it imports matplotlib, so it is called once, here.
-        log: receives a line where the figure cannot be drawn or written, or lacks characters.
+        log: receives a line where the figure cannot be drawn or written.
 
     Returns:
         The PNG file's content, or None where there is none.
@@ -359,11 +351,6 @@ def write_figure(
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         log(f"warning: {path.name} is not written: {reason}; the results are complete without it")
         return None
-    if figure.missing:
-        log(
-            f"{path.name}: no font here has {figure.missing!r}, so boxes are drawn; "
-            f"{path.with_suffix('.svg').name} shows them where a font has them"
-        )
     return content
 
 

@@ -1,10 +1,10 @@
-"""Parts that several methods share: class scores, subsets of patches, rows of the readout."""
+"""Parts that several methods share: class scores, weights of the readout, checks of options."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float, Int64
@@ -12,20 +12,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitkit.errors import CheckpointError, SettingError
-from vitkit.explaining.method import Method, whole_number
-from vitkit.models.encoder import block_calls
+from vitkit.explaining.methods import METHODS, whole_number
 from vitkit.models.layers import eval_mode
 from vitkit.models.readout import Features
 from vitkit.models.record import Record
 from vitkit.models.vit import ViT
-from vitkit.shapes import Grid, Images, Logits, resolve_layers
+from vitkit.shapes import Grid, Logits, resolve_layers
 
-if TYPE_CHECKING:
-    from jaxtyping import Float
-    from torch import Tensor
-
-    ExplainFunction: TypeAlias = Callable[..., Float[Tensor, "B gh gw *colours"]]
-    """(model, images (B, C, H, W), *, classes (B,) where `by_class`, **options) -> (B, gh, gw)."""
+Classes: TypeAlias = Int64[Tensor, " B"]
+"""Class numbers of B images, from 0."""
+Maps: TypeAlias = Float[Tensor, "B gh gw"]
+"""A value for each patch of B images, larger = more important."""
 
 
 @contextmanager
@@ -35,20 +32,19 @@ def gradients_in_eval_mode(model: ViT) -> Iterator[None]:
         yield
 
 
-def check_classes(model: ViT, classes: Int64[Tensor, " B"], methods: Mapping[str, Method]) -> None:
+def check_classes(model: ViT, classes: Classes) -> None:
     """Check that the model has these classes.
 
     Args:
         model: any ViT.
         classes: (B,) class numbers, from 0.
-        methods: all methods, to name those that need no class.
 
     Raises:
         SettingError: a model without a head, or a class that it does not have.
     """
     count = model.spec.num_classes
     if not count:
-        able = [method.name for method in methods.values() if not method.by_class]
+        able = [method.name for method in METHODS.values() if not method.by_class]
         raise SettingError(
             "the model has no head, so it has no class to explain; methods that need none: "
             f"{', '.join(able)}"
@@ -72,7 +68,7 @@ def check_finite(logits: Logits) -> Logits:
     return logits
 
 
-def class_scores(logits: Logits, classes: Int64[Tensor, " B"]) -> Float[Tensor, " B"]:
+def class_scores(logits: Logits, classes: Classes) -> Float[Tensor, " B"]:
     """Return the logit of each row's class: (B, K), (B,) -> (B,)."""
     # a copy: a graph cannot keep the predicted classes of `torch.inference_mode`
     return logits.gather(1, classes.to(logits.device).clone()[:, None])[:, 0]
@@ -81,84 +77,6 @@ def class_scores(logits: Logits, classes: Int64[Tensor, " B"]) -> Float[Tensor, 
 def at_least_float32(values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """Return half precision as float32, for sums; other dtypes unchanged."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
-
-
-class TokenSubsets:
-    """Images cut into tokens once, for many forward passes with some of their patches.
-
-    The caller chooses the model's mode and whether gradients are kept. A hybrid's patches are the
-    cells of its feature map: each has seen its neighbours.
-
-    Args:
-        model: any ViT.
-        images: (B, C, H, W) normalised, on the model's device.
-
-    Attributes:
-        grid: (gh, gw) of the patches.
-        count: N = gh * gw.
-
-    >>> import vitkit
-    >>> model = vitkit.create_model("vit_tiny_patch16_224", img_size=32, num_classes=10)
-    >>> subsets = TokenSubsets(model, torch.zeros(2, 3, 32, 32))
-    >>> subsets.logits(torch.tensor([[0, 3], [1, 2]])).shape
-    torch.Size([2, 10])
-    """
-
-    def __init__(self, model: ViT, images: Images) -> None:
-        self.model = model
-        self.embedded = model.embed(images)
-        self.grid = self.embedded.grid
-        self.count = self.grid[0] * self.grid[1]
-
-    def features(
-        self, patches: Int64[Tensor, "R n"], image: Int64[Tensor, " R"] | None = None
-    ) -> Features:
-        """Return the tokens after the last norm of R passes with n patches each.
-
-        Args:
-            patches: (R, n) numbers of the patches that stay, from 0, row by row; n of 1 or more.
-            image: (R,) which image each row is of; default: one row for each image.
-
-        Raises:
-            SettingError: no patch, or a patch that is not there.
-        """
-        if patches.shape[1] == 0 or not 0 <= int(patches.min()) <= int(patches.max()) < self.count:
-            raise SettingError(f"patches must be at least one number from 0 to {self.count - 1}")
-        tokens, context, _ = self.embedded
-        if image is not None:
-            tokens = tokens[image]
-        prefix = self.model.spec.num_prefix_tokens
-        # Class, distillation and register tokens always stay.
-        first = torch.arange(prefix, device=tokens.device).expand(len(patches), -1)
-        kept = torch.cat([first, patches.to(tokens.device) + prefix], dim=1)  # R T'
-        tokens = tokens.gather(1, kept.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
-        if context.rotation is not None:
-            sin, cos = context.rotation
-            # (T, h) for all images -> R 1 T' h, one axis for the heads
-            context = context._replace(rotation=(sin[kept].unsqueeze(1), cos[kept].unsqueeze(1)))
-        for block in block_calls(self.model.blocks):
-            tokens = block(tokens, context)
-        return Features.split(self.model.norm(tokens), (1, patches.shape[1]), self.model.spec)
-
-    def logits(
-        self, patches: Int64[Tensor, "R n"], image: Int64[Tensor, " R"] | None = None
-    ) -> Logits:
-        """Return logits (R, K) of passes with n patches each; otherwise as `features`."""
-        return self.model.forward_head(self.features(patches, image))
-
-
-def drop_in_order(
-    order: Int64[Tensor, "B N"], kept: int, *, first: bool = False
-) -> Int64[Tensor, "B n"]:
-    """Return the patches that stay when all but `kept` are dropped in an order, sorted.
-
-    Args:
-        order: (B, N) all patches of each image, the first to be dropped first.
-        kept: how many stay.
-        first: keep the first ones of the order instead (insertion).
-    """
-    part = order[:, :kept] if first else order[:, order.shape[1] - kept :]
-    return part.sort(dim=1).values
 
 
 def token_weights(model: ViT, grid: Grid) -> Float[Tensor, " T"]:
