@@ -311,9 +311,11 @@ def measure_faithfulness(
     with eval_mode(model), torch.inference_mode():
         areas = insertion_areas(TokenSubsets(model, images), classes, both)
     deletion, insertion = areas.T
-    shares = (
-        normalised_areas(deletion, reference, deletion=True),
-        normalised_areas(insertion, reference, deletion=False),
+    normalised = np.stack(
+        [
+            normalised_areas(deletion, reference, deletion=True),
+            normalised_areas(insertion, reference, deletion=False),
+        ]
     )
     random = reference[:, :RANDOM_ORDERS]
     # each order beside its reverse, whose insertion area is its deletion area
@@ -321,9 +323,11 @@ def measure_faithfulness(
     found = []
     for row in range(len(images)):
         gain = float(insertion[row] - deletion[row])
+        shares = [None if np.isnan(share) else float(share) for share in normalised[:, row]]
         found.append(
             Faithfulness(
-                *(None if np.isnan(share[row]) else float(share[row]) for share in shares),
+                deletion=shares[0],
+                insertion=shares[1],
                 p=_chance_p(gain, gains[row]),
                 deletion_area=float(deletion[row]),
                 insertion_area=float(insertion[row]),

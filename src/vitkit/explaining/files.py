@@ -240,7 +240,7 @@ class ExplanationFiles:
             path = animation.save(stem / f"{ROLLOUT}{GIF}", overwrite=True)
             _, width, height, *_ = shown[-1]
             words = f"{ROLLOUT} of the first layer, then of one layer more in each frame"
-            shown.append((self._address(path), width, height, words, [f"{ROLLOUT} over depth"]))
+            shown.append((self._address(path), width, height, words, (f"{ROLLOUT} over depth",)))
         together = stem / f"{TOGETHER}{self.ending}"
         _write(plot_explanations(made), together)
         self._images.append({"name": name, "lines": first.image_lines, "figures": shown,
