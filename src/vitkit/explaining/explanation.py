@@ -166,10 +166,10 @@ class Explanation:
             own resolution.
         """
         # imported here: matplotlib takes half a second
-        from vitkit.plots.figure import Panel, grid
+        from vitkit.plots.figure import Panel, image_grid
 
         panels = [Panel(self.original(), "image"), self.panel(caption=())]
-        return grid(panels, across=2, caption=self.caption)
+        return image_grid(panels, across=2, caption=self.caption)
 
     def panel(
         self, caption: Sequence[str] | None = None, scale: ColourScale | None = None

@@ -205,7 +205,7 @@ class ExplanationFiles:
     def _save_every(self, stem: Path, name: str, explainer: ImageExplainer) -> Explanation:
         """Write the map of each method that the model can carry; return the first."""
         # imported here: matplotlib takes half a second
-        from vitkit.plots.figure import Panel, grid
+        from vitkit.plots.figure import Panel, image_grid
 
         made = []
         for method in METHODS:
@@ -228,7 +228,7 @@ class ExplanationFiles:
         panels += [(one.method, one.panel(caption=()), one.description, one.map_lines)
                    for one in made]  # fmt: skip
         for file, panel, description, lines in panels:
-            path, figure = stem / f"{file}{self.ending}", grid([panel], across=1)
+            path, figure = stem / f"{file}{self.ending}", image_grid([panel], across=1)
             _write(figure, path)
             width, height = (round(CSS_DPI * side) for side in figure.get_size_inches())
             shown.append((self._address(path), width, height, description, lines))
@@ -293,7 +293,7 @@ class Animation:
         Images have at most 370 pixels on a side.
         """
         # imported here: matplotlib takes half a second
-        from vitkit.plots.figure import encode_gif, grid
+        from vitkit.plots.figure import encode_gif, image_grid
 
         # one scale, so that a colour means the same in every frame
         scale = ColourScale.of(*(explanation.values for explanation in self.explanations))
@@ -301,7 +301,7 @@ class Animation:
         for explanation, caption in zip(self.explanations, self.captions, strict=True):
             # reduced before drawing: a frame takes as long as it has pixels
             panel = _reduce(explanation).panel(caption=caption, scale=scale)
-            figures.append(grid([panel], across=1, side=FRAME_SIDE))
+            figures.append(image_grid([panel], across=1, side=FRAME_SIDE))
         return encode_gif(figures, self.durations, WRITER)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
@@ -399,7 +399,7 @@ def plot_explanations(
         SettingError: no explanation, or `across` below 1.
     """
     # imported here: matplotlib takes half a second
-    from vitkit.plots.figure import SIDE, Panel, grid
+    from vitkit.plots.figure import SIDE, Panel, image_grid
 
     if not explanations:
         raise SettingError("expected at least one explanation, got none")
@@ -415,7 +415,7 @@ def plot_explanations(
         is_same = explanation.image_lines == last.image_lines
         panels.append(explanation.panel(caption=explanation.map_lines if is_same else None))
     side = SIDE if across == 1 else SEVERAL_SIDE
-    return grid(panels, across=across, title=title, side=side)
+    return image_grid(panels, across=across, title=title, side=side)
 
 
 def draw_attention_sheet(explainer: ImageExplainer) -> NotebookFigure:
@@ -428,7 +428,7 @@ def draw_attention_sheet(explainer: ImageExplainer) -> NotebookFigure:
         explainer: of the image.
     """
     # imported here: matplotlib takes half a second
-    from vitkit.plots.figure import Panel, grid
+    from vitkit.plots.figure import Panel, image_grid
 
     checkpoint = explainer.checkpoint
     maps = attention_of_heads(checkpoint.model, explainer.images)[0].cpu().numpy()  # L k gh gw
@@ -453,4 +453,4 @@ def draw_attention_sheet(explainer: ImageExplainer) -> NotebookFigure:
     across = maps.shape[1]
     caption = ["below each map: the largest share of attention of one patch"]
     side = min(LARGEST_TILE, SHEET_WIDTH / across)
-    return grid(panels, across=across, caption=caption, side=side)
+    return image_grid(panels, across=across, caption=caption, side=side)

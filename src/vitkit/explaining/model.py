@@ -1,4 +1,4 @@
-"""What a model has learned: filters, positions, attention over depth, and artefacts."""
+"""Things that a model has learned: filters, positions, attention over depth, artefacts."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ from vitkit.plots.figure import (
     ORANGE,
     RED,
     NotebookFigure,
+    brief_number,
     decorate,
     new_figure,
-    short_number,
     wrap,
 )
 
@@ -73,7 +73,7 @@ def draw_curves(columns: Columns, best_epoch: int | None = None) -> NotebookFigu
         _line(rates, epochs, columns["lr"], "", BLUE, "o")
         rates.set_ylim(bottom=0)
         # matplotlib would write a common factor above the panel
-        rates.yaxis.set_major_formatter(FuncFormatter(short_number))
+        rates.yaxis.set_major_formatter(FuncFormatter(brief_number))
         _finish(rates, epochs, "learning rate")
     return figure
 
@@ -117,9 +117,9 @@ def draw_rate_search(
         # no rate was tried to its end where the first loss was not finite
         low = [loss for rate, loss in zip(rates, losses, strict=True) if rate == lowest]
         if low:
-            words = f"lowest loss: {short_number(lowest)}"
+            words = f"lowest loss: {brief_number(lowest)}"
             axes.plot([lowest], low[:1], "kv", label=words)
-        axes.axvline(chosen, color=RED, linestyle="--", label=f"chosen: {short_number(chosen)}")
+        axes.axvline(chosen, color=RED, linestyle="--", label=f"chosen: {brief_number(chosen)}")
         axes.set(xscale="log", xlabel="learning rate (logarithmic)", ylabel="loss (nats)")
         decorate(axes)
     return figure

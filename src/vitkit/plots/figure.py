@@ -187,7 +187,7 @@ def wrap(text: str, letters: int | float) -> list[str]:
     return textwrap.wrap(text, max(1, int(letters))) or [""]
 
 
-def short_number(value: float, position: int | None = None) -> str:
+def brief_number(value: float, position: int | None = None) -> str:
     """Write a number briefly: 0.001, 5e-5."""
     return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e")
 
@@ -329,7 +329,7 @@ class Panel(NamedTuple):
         return width * inch, height * inch
 
 
-def grid(
+def image_grid(
     panels: Sequence[Panel],
     *,
     across: int,
@@ -409,7 +409,7 @@ def grid_of_images(
         if factor > 1:
             pixels = np.asarray(Image.fromarray(np.ascontiguousarray(pixels)).reduce(factor))
         panels.append(Panel(pixels, caption=lines))
-    return grid(panels, across=across, title=title, side=SMALL_SIDE)
+    return image_grid(panels, across=across, title=title, side=SMALL_SIDE)
 
 
 def _lines(texts: Sequence[str], width: float = math.inf, font: float = FONT) -> list[str]:
@@ -461,7 +461,7 @@ def _draw_bar(axes: Axes, scale: ColourScale, unit: str) -> None:
     if room:
         axes.set_yticks([scale.low])
     # matplotlib would write a common factor above the bar
-    axes.yaxis.set_major_formatter(FuncFormatter(short_number))
+    axes.yaxis.set_major_formatter(FuncFormatter(brief_number))
     axes.tick_params(labelsize=6, length=2, pad=1.5)
     axes.set_ylabel(escape(unit), fontsize=7, labelpad=3, parse_math=False)
     axes.spines[:].set_linewidth(0.4)

@@ -47,7 +47,7 @@ NAMED = 8
 """Images that the page names of a finding."""
 
 
-def headline(run: ReportedRun) -> dict[str, Any]:
+def best_score(run: ReportedRun) -> dict[str, Any]:
     """Return the score of the best weights with its interval, and the other scores.
 
     Raises:
@@ -255,7 +255,7 @@ def _unseen_images(run: ReportedRun) -> list[np.ndarray]:
     return found
 
 
-def check(run: ReportedRun) -> dict[str, Any]:
+def check_findings(run: ReportedRun) -> dict[str, Any]:
     """Return the findings of the check of the data. Raises `Missing` without check.json."""
     path = run.folder.check
     command = run.command("check", run.data, *run.relabel_words, "--output", path)
@@ -352,7 +352,7 @@ def environment(run: ReportedRun) -> dict[str, Any]:
 
 Collect = Callable[[ReportedRun], dict[str, Any]]
 SECTIONS: dict[str, tuple[str, Collect]] = {
-    "headline": ("Result", headline),
+    "headline": ("Result", best_score),
     "repetition": ("Repeat this run", repetition),
     "curves": ("Learning curves", curves),
     "classes": ("Classes", classes),
@@ -361,7 +361,7 @@ SECTIONS: dict[str, tuple[str, Collect]] = {
     "suspects": ("Suspected wrong labels", suspects),
     "calibration": ("Calibration", calibration),
     "learned": ("What the model has learned", learned),
-    "check": ("Check of the data", check),
+    "check": ("Check of the data", check_findings),
     "costs": ("Time and memory", costs),
     "environment": ("Environment", environment),
 }
