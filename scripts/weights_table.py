@@ -39,10 +39,12 @@ JSON files that describe it. It downloads and reads pickles (`.pth`, `.bin`) onl
 
 ## Downloads and caches
 
-Files of the Hub are in the cache of `huggingface_hub`. Other files are in `$VITKIT_CACHE`, else in
-`$XDG_CACHE_HOME/vitkit`, else in `~/.cache/vitkit`. An interrupted download continues if the server
-still has the same file. A file is used only if its length is right and, where a part of its SHA-256
-is published, the digest too. With `HF_HUB_OFFLINE=1` vitkit uses the caches and no network.
+`huggingface_hub` downloads, resumes and checks files of the Hub, and keeps them in its own cache;
+`HF_HOME` and `HF_ENDPOINT` work as it has them. Other files are in `$VITKIT_CACHE`, else in
+`$XDG_CACHE_HOME/vitkit`, else in `~/.cache/vitkit`. They are downloaded whole, and used only if
+their length is right and, where a part of their SHA-256 is published, the digest too; a file that
+was damaged since is downloaded again. With `HF_HUB_OFFLINE=1` vitkit uses the caches and no
+network.
 
 ## Class names
 

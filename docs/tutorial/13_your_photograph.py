@@ -230,9 +230,9 @@ _ = with_titles(
 #
 # A model that was trained on ImageNet knows 1,000 classes, gets 224 x 224 pixels, and has seen a
 # million photographs. The three lines stay the same; only the name changes. `vitkit.load` downloads
-# the weights at the first call, 88 MB for this ViT-S (licence Apache-2.0), which needs
-# `pip install 'vitkit[hub]'`. The file has no class names. A head of 1,000 rows gets those of
-# ImageNet-1k, and the checkpoint says that this is an assumption.
+# the weights at the first call, 88 MB for this ViT-S (licence Apache-2.0). The file has no class
+# names. A head of 1,000 rows gets those of ImageNet-1k, and the checkpoint says that this is an
+# assumption.
 
 # %%
 NAME = "vit_small_patch16_224.augreg_in21k_ft_in1k"

@@ -18,6 +18,12 @@ SHORTEST_MISTYPED = 5
 SIMILAR_SHOWN = 3
 """Entries of a folder that a message suggests in the place of a missing one."""
 
+TRUST = (
+    "add --trust-pickle (trust_pickle=True); for a command without that flag, convert it first: "
+    "vitkit convert FILE OUT --to vitkit --trust-pickle"
+)
+"""The end of a message that refuses a pickle: how to trust it."""
+
 
 def plural(number: int, noun: str) -> str:
     """Return a count with its noun.

@@ -1,84 +1,224 @@
-"""Downloads, against a server on this machine that breaks off, changes its mind, and lies."""
+"""Downloads of weights and images, from servers of this machine that break off, lie and hang."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
-import os
 import resource
-import shutil
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
+import numpy as np
 import pytest
-from download_server import FIRST, SHA256, left_over, serving
-from processes import forked, wait_until
+from local_server import listening
+from PIL import Image
 
-from vitkit.errors import CheckpointError, OutputError
+import vitkit
 from vitkit.io import download as downloads
+from vitkit.io import web_image
 from vitkit.io.caches import cache_folder
-from vitkit.io.download import cached_path, download
-from vitkit.weights.catalogue import find
-from vitkit.weights.download_weights import fetch
+from vitkit.io.download import WebError, cached_path, download
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
 
+CONTENT = np.random.default_rng(0).bytes(300_000)
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+ELSEWHERE = "http://localhost:9/models/vit.npz"
+"""An address that only a proxy can fetch: nothing listens there."""
+PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+Request = BaseHTTPRequestHandler
+
+
+def _png() -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(PIXELS).save(stream, "PNG")
+    return stream.getvalue()
+
+
+PNG = _png()
+
+
+@pytest.fixture(autouse=True)
+def _own_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty cache, and no proxy."""
+    for name in ("http_proxy", "https_proxy", "no_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+
+
+def send(request: Request, body: bytes = CONTENT, status: int = 200, **headers: str) -> None:
+    request.send_response(status)
+    for name, value in {"Content_Length": str(len(body)), **headers}.items():
+        request.send_header(name.replace("_", "-"), value)
+    request.end_headers()
+    request.wfile.write(body)
+
+
+class Server:
+    """A server that answers each path by the method of that name."""
+
+    def __init__(self) -> None:
+        self.requests: list[str] = []
+        self.sent = 0
+        self.leave = threading.Event()
+
+    def answer(self, request: Request) -> None:
+        self.requests.append(request.path)
+        name = request.path.strip("/").partition(".")[0]
+        getattr(self, name, lambda request: send(request, b"<html>", 404))(request)
+
+    def vit(self, request: Request) -> None:
+        send(request)
+
+    def image(self, request: Request) -> None:
+        send(request, PNG, Content_Type="image/png")
+
+    def wrong_type(self, request: Request) -> None:
+        send(request, PNG, Content_Type="text/plain")
+
+    def on(self, request: Request) -> None:
+        send(request, b"", 302, Location="/image.png")
+
+    def to_file(self, request: Request) -> None:
+        send(request, b"", 302, Location="file:///etc/passwd")
+
+    def to_http(self, request: Request) -> None:
+        send(request, b"", 302, Location="http://example.org/vit.npz")
+
+    def loop(self, request: Request) -> None:
+        send(request, b"", 302, Location="/loop.npz")
+
+    def page(self, request: Request) -> None:
+        send(request, b"<html></html>", Content_Type="text/html; charset=utf-8")
+
+    def empty(self, request: Request) -> None:
+        send(request, b"")
+
+    def huge(self, request: Request) -> None:
+        send(request, PNG, Content_Length="10000000000")
+
+    def endless(self, request: Request) -> None:
+        request.send_response(200)
+        request.end_headers()
+        request.wfile.write(PNG * 20)
+
+    def cut(self, request: Request) -> None:
+        send(request, PNG, Content_Length=str(len(PNG) + 1))
+
+    def long_page(self, request: Request) -> None:
+        request.send_response(302 if len(self.requests) < 3 else 503)
+        request.send_header("Location", "/long_page.npz")
+        request.end_headers()
+        while not self.leave.is_set():  # ends with the connection
+            self.sent += request.wfile.write(bytes(100_000))
+
+    def hang(self, request: Request) -> None:
+        self.leave.wait(100)
+
+    def drip(self, request: Request) -> None:
+        request.send_response(200)
+        request.end_headers()
+        while not self.leave.wait(0.02):
+            request.wfile.write(b"x")
+
 
 @pytest.fixture
-def server(tmp_path, monkeypatch):
-    with serving(tmp_path / "cache", monkeypatch) as state:
-        yield state
+def server() -> Iterator[Server]:
+    server = Server()
+    with listening(server.answer) as server.address:
+        yield server
+        server.leave.set()
 
 
-def test_a_file_is_fetched_once(server, monkeypatch):
-    path = download(server.address, sha256=SHA256)
-    assert path.read_bytes() == FIRST
-    assert path.name == "vit.npz"
-    assert cache_folder() in path.parents
-    assert left_over(server.address) == set()
+def test_a_file_is_downloaded_once_and_checked_when_it_is_opened(server, monkeypatch):
+    address = f"{server.address}/vit.npz"
+    path = download(address, size=len(CONTENT), sha256=SHA256[:8].upper())
+    assert path.read_bytes() == CONTENT
+    assert (path.name, path.parents[1]) == ("vit.npz", cache_folder())
+    assert sorted(file.name for file in path.parent.iterdir()) == ["vit.npz", "vit.npz.sha256"]
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert download(server.address) == path
-    assert server.served == [len(FIRST)]
+    assert download(address) == path
+    path.write_bytes(CONTENT[:-1] + b"?")
+    with pytest.raises(vitkit.CheckpointError, match=r"npz: HF_HUB_OFFLINE forbids downloading it"):
+        download(address)
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    assert download(address).read_bytes() == CONTENT
+    assert len(server.requests) == 2
 
 
-def test_a_wrong_digest_leaves_nothing(server):
-    with pytest.raises(CheckpointError, match=f"expected SHA-256 0000aaaa, got {SHA256[:8]}"):
-        download(server.address, sha256="0000aaaa")
-    assert not cached_path(server.address).exists()
-    assert left_over(server.address) == set()
-    assert download(server.address, sha256=SHA256.upper()).exists()
+@pytest.mark.parametrize(
+    ("path", "checks", "message"),
+    [
+        ("vit.npz", {"sha256": "0000aaaa"}, f"expected SHA-256 0000aaaa, got {SHA256[:16]}$"),
+        ("vit.npz", {"size": 9}, "expected 9 bytes, got 300,000"),
+        ("cut.npz", {}, "expected [0-9,]+ bytes, got .*; the connection broke off"),
+        ("empty.npz", {}, "the server sent no byte"),
+        ("other.npz", {}, "the server answered 404 Not Found"),
+        ("to_http.npz", {}, r"http://example\.org/vit\.npz: expected an https:// address"),
+        ("to_file.npz", {}, "Redirection to url 'file:///etc/passwd' is not allowed"),
+        ("loop.npz", {}, "answered 302 The HTTP server returned a redirect error"),
+        ("long_page.npz", {}, "the server answered 503 Service Unavailable"),
+    ],
+)
+def test_what_is_not_the_whole_file_is_refused_and_not_kept(server, path, checks, message):
+    address = f"{server.address}/{path}"
+    with pytest.raises(vitkit.CheckpointError, match=message) as caught:
+        download(address, **checks)
+    assert str(caught.value).startswith(f"{address}: ")
+    assert "\n" not in str(caught.value)
+    assert [*cached_path(address).parent.iterdir()] == []
+    assert server.sent < 60_000_000  # what fits into the sockets' buffers
 
 
-def test_a_truncated_answer_is_never_taken_for_the_file(server):
-    server.ranges, server.breaks = False, [299_999] * 4
-    with pytest.raises(CheckpointError, match="interrupted after 299999 of 300000 bytes"):
-        download(server.address)
-    assert not cached_path(server.address).exists()
-
-
-@pytest.mark.parametrize("status", [404, 403, 500])
-def test_a_refusal_is_an_error(server, status):
-    server.status = status
-    with pytest.raises(CheckpointError, match=rf"vit\.npz: the server answered {status} "):
-        download(server.address)
-    assert left_over(server.address) == set()
-
-
-def test_no_redirection_leaves_https(server):
-    server.status, server.location = 302, "http://example.org/vit.npz"
-    with pytest.raises(CheckpointError, match=r"http://example.org/vit.npz: expected an https://"):
-        download(server.address)
-
-
-def test_offline_and_unreachable_are_errors(server, monkeypatch):
-    closed = "http://127.0.0.1:9/vit.npz"
-    with pytest.raises(
-        CheckpointError, match=r"not in the cache, and 127\.0\.0\.1 cannot be reach"
+@pytest.mark.parametrize("status", [203, 204, 300, 302, 304, 399])
+def test_a_page_that_is_not_the_file_is_never_kept_as_it(status):
+    """An answer of 3xx without a `Location` is no redirection, and its body is no file."""
+    body = b"" if status in (204, 304) else b"<html>sign in</html>"
+    with (
+        listening(lambda request: send(request, body, status)) as address,
+        pytest.raises(vitkit.CheckpointError, match=f"the server answered {status} "),
     ):
-        download(closed)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(CheckpointError, match="not in the cache, and HF_HUB_OFFLINE forbids"):
-        download(server.address)
-    assert server.asked == []
+        download(f"{address}/m.pth")
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("http://example.org/vit.npz", "expected an https:// address"),
+        ("http://192.168.0.1/vit.npz", "expected an https:// address"),
+        ("ftp://example.org/vit.npz", "expected an https:// address"),
+        ("file:///etc/vit.npz", "expected an https:// address"),
+        ("https:///x", "the address has no host"),
+        ("https://[::1/a.npz", "not a valid address: Invalid IPv6 URL"),
+        ("https://a.org/..", "expected an address that ends in the name of a file"),
+        ("https://a.org/x/%2e%2e", "expected an address that ends in the name of a file"),
+        ("https://a.org/", "expected an address that ends in the name of a file"),
+        ("http://127.0.0.1:9/vit.npz", "cannot be downloaded: Connection refused"),
+    ],
+)
+def test_an_address_that_is_not_fetched(address, message):
+    with pytest.raises(vitkit.CheckpointError, match=message):
+        download(address)
+
+
+def test_no_redirection_leads_into_a_private_network():
+    request = downloads.Request("https://example.org/a.png")
+    redirections = downloads._Redirections(plain_http=True)
+    for address in ("http://169.254.169.254/latest", "https://10.0.0.1/a", "http://localhost/a"):
+        with pytest.raises(WebError, match="in a private network; refused"):
+            redirections.redirect_request(request, io.BytesIO(), 302, "Found", {}, address)
+
+
+def test_files_of_one_name_lie_apart():
+    one, other = (cached_path(f"https://a.org/{folder}/vit.pth.tar") for folder in "xy")
+    assert one.name == other.name == "vit.pth"
+    assert one != other
 
 
 def test_where_the_cache_is_follows_the_environment(monkeypatch):
@@ -92,54 +232,18 @@ def test_where_the_cache_is_follows_the_environment(monkeypatch):
     assert cache_folder() == Path("/c/.cache/vitkit")
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "http://example.org/vit.npz",
-        "ftp://example.org/vit.npz",
-        "file:///etc/vit.npz",
-        "https:///x",
-    ],
-)
-def test_only_https_is_fetched(address):
-    with pytest.raises(CheckpointError, match="expected an https:// address"):
-        download(address)
-
-
-def test_a_name_does_not_leave_the_cache(monkeypatch):
-    monkeypatch.setenv("VITKIT_CACHE", "/cache")
-    for address in ("https://a.org/..", "https://a.org/x/%2e%2e", "https://a.org/"):
-        with pytest.raises(
-            CheckpointError, match="expected an address that ends in the name of a file"
-        ):
-            cached_path(address)
-    one, other = (cached_path(f"https://a.org/{folder}/vit.pth.tar") for folder in "xy")
-    assert one.name == other.name == "vit.pth"
-    assert one != other
-
-
-def test_a_full_disk_is_an_error_before_anything_is_fetched(server, monkeypatch):
-    usage = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(
-        OutputError, match=r"0\.3 MB needed, 0\.0 MB free; free some space, or set V"
-    ):
-        download(server.address)
-
-
-def test_a_disk_that_fills_keeps_what_came(server):
+def test_a_cache_that_cannot_be_written_is_one_line(server, monkeypatch, tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
     try:
-        with pytest.raises(
-            OutputError, match="File too large; free some space, or set VITKIT_CACHE"
-        ):
-            download(server.address)
+        with pytest.raises(vitkit.OutputError, match="would be larger than the limit allows"):
+            download(f"{server.address}/vit.npz")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    server.served.clear()
-    assert download(server.address, sha256=SHA256).read_bytes() == FIRST
-    assert server.served == [250_000]
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "file"))
+    with pytest.raises(vitkit.OutputError, match=r"cannot write .*vit\.npz"):
+        download(f"{server.address}/vit.npz")
 
 
 def test_a_terminal_sees_a_bar_on_stderr_alone(server, monkeypatch, capsys):
@@ -148,68 +252,85 @@ def test_a_terminal_sees_a_bar_on_stderr_alone(server, monkeypatch, capsys):
             return True
 
     monkeypatch.setattr(sys, "stderr", Terminal())
-    download(server.address)
+    download(f"{server.address}/vit.npz")
     assert "vit.npz" in sys.stderr.getvalue()
     assert capsys.readouterr().out == ""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    download(server.address.replace("vit", "other"))
+    download(f"{server.address}/vit.npz?again")
     assert sys.stderr.getvalue() == ""
 
 
-def test_a_cache_that_cannot_be_written_is_an_error(server, monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "file"))
-    with pytest.raises(OutputError, match="set VITKIT_CACHE to another folder"):
-        download(server.address)
+@pytest.mark.parametrize(
+    ("user", "sent"), [("", None), ("user:secret@", b"user:secret"), ("us%40er:x@", b"us@er:x")]
+)
+def test_the_proxy_of_the_environment_is_asked(monkeypatch, user, sent):
+    """A proxy gets the whole address in the request; https goes through a tunnel."""
+    asked: list[tuple[str, str | None]] = []
 
+    def ask(request: Request) -> None:
+        given = request.headers.get("Proxy-Authorization")
+        asked.append((f"{request.command} {request.path}", given))
+        send(request, CONTENT, 407 if request.command == "CONNECT" else 200)
 
-def test_processes_at_once_fetch_it_once(server, tmp_path):
-    def fetch_when_asked() -> int:
-        (tmp_path / f"ready-{os.getpid()}").touch()
-        wait_until((tmp_path / "go").exists)
-        print(download(server.address, sha256=SHA256).read_bytes()[:4].hex())  # noqa: T201
-        return 0
-
-    server.pause = 1.0
-    with forked(fetch_when_asked, tmp_path) as one, forked(fetch_when_asked, tmp_path) as two:
-        wait_until(lambda: len([*tmp_path.glob("ready-*")]) == 2)
-        (tmp_path / "go").touch()
-        assert [(process.wait(), process.stderr) for process in (one, two)] == [(0, "")] * 2
-        assert {one.stdout.strip(), two.stdout.strip()} == {FIRST[:4].hex()}
-    assert server.served == [len(FIRST)]
-
-
-def test_a_pickle_waits_for_trust_and_the_catalogue_knows_digests(server, monkeypatch):
-    with pytest.raises(CheckpointError, match="is a pickle, and loading"):
-        fetch(server.address.replace(".npz", ".pth"))
-    with pytest.raises(CheckpointError, match="expected a name that ends in one of"):
-        fetch(server.address.replace(".npz", ".zip"))
-    assert server.asked == []
-    assert fetch(server.address) == cached_path(server.address)
-    # as the Hub's links to files end
-    assert fetch(f"{server.address}?download=true").read_bytes() == FIRST
-    with pytest.raises(CheckpointError, match="expected a name that ends in one of"):
-        fetch(f"{server.address.replace('.npz', '.zip')}?name=a.npz")
-    assert fetch(server.address.replace(".npz", ".pth"), trust_pickle=True).suffix == ".pth"
-    given = []
-
-    def noted(address: str, sha256: str) -> Path:
-        given.append(sha256)
-        return Path(address)
-
-    monkeypatch.setattr(downloads, "download", noted)
-    fetch(find("deit/deit_tiny_patch16_224").address, trust_pickle=True)
-    fetch(find("google/sam/ViT-B_16").address)
-    assert given == ["a1311bcf", ""]
-
-
-def test_the_proxy_of_the_environment_is_asked(server, monkeypatch):
-    """A proxy gets the whole address in the request; this one answers by itself."""
-    host = server.address.partition("/models")[0]
-    monkeypatch.setenv("http_proxy", host)
-    monkeypatch.setenv("no_proxy", "")
-    path = download("http://localhost:9/models/vit.npz", sha256=SHA256)
-    assert path.read_bytes() == FIRST
+    expected = sent and f"Basic {base64.b64encode(sent).decode()}"
+    with listening(ask) as address:
+        for name in ("http_proxy", "https_proxy"):
+            monkeypatch.setenv(name, address.replace("//", f"//{user}"))
+        assert download(ELSEWHERE).read_bytes() == CONTENT
+        with pytest.raises(vitkit.CheckpointError, match=r"cannot be downloaded: .*407"):
+            download("https://example.org/vit.npz")
+    assert asked == [(f"GET {ELSEWHERE}", expected), ("CONNECT example.org:443", expected)]
     monkeypatch.setenv("no_proxy", "localhost")
-    with pytest.raises(CheckpointError, match="localhost cannot be reached"):
-        download("http://localhost:9/models/other.npz")
+    with pytest.raises(vitkit.CheckpointError, match="cannot be downloaded"):
+        download(f"{ELSEWHERE}?again")
+
+
+# Images.
+
+
+@pytest.fixture
+def predictor() -> vitkit.Predictor:
+    preprocess = vitkit.Preprocess(image_size=8)
+    return vitkit.Predictor(lambda images: images.mean(dim=(2, 3)), preprocess)
+
+
+@pytest.mark.parametrize("path", ["image.png", "wrong_type.png", "on", "image.png?a=/b c"])
+def test_an_image_is_the_same_from_the_web(server, predictor, path):
+    address = f"{server.address}/{path}"
+    (found,) = predictor([address])
+    assert found.top == predictor([PIXELS])[0].top
+    assert found.image == address
+    assert (predictor.logits(address) == predictor.logits([PIXELS])).all()
+
+
+@pytest.mark.parametrize(
+    ("path", "reason", "detail"),
+    [
+        ("nothing.png", "missing", "the server answered 404 Not Found"),
+        ("page.png", "not an image", "the server sent text/html, not an image"),
+        ("huge.png", "too large", "10,000,000,000 bytes; at most "),
+        ("endless", "too large", "bytes; at most "),
+        ("cut.png", "missing", "the connection broke off"),
+        ("hang", "missing", "the server sent nothing for 0.2 seconds"),
+        ("drip", "missing", "bytes came within 0.5 seconds"),
+        ("http://", "missing", "the address has no host"),
+    ],
+)
+def test_what_is_no_image_is_named_with_its_reason(
+    server, predictor, monkeypatch, path, reason, detail
+):
+    monkeypatch.setattr(downloads, "TIMEOUT", 0.2)
+    monkeypatch.setattr(web_image, "LONGEST_DOWNLOAD", 0.5)
+    monkeypatch.setattr(web_image, "LARGEST_DOWNLOAD", 10 * len(PNG))
+    address = path if "://" in path else f"{server.address}/{path}"
+    (error,) = predictor.stream([address])
+    assert isinstance(error, vitkit.ImageError)
+    assert (error.name, error.reason) == (address, reason)
+    assert detail in error.detail
+
+
+def test_no_image_is_downloaded_offline(server, predictor, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (error,) = predictor.stream([f"{server.address}/image.png"])
+    assert "HF_HUB_OFFLINE" in error.detail
+    assert server.requests == []

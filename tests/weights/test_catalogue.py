@@ -14,8 +14,15 @@ from weights.round_trips import noisy, same_bits
 import vitkit
 from vitkit.cli import run
 from vitkit.errors import SettingError
-from vitkit.weights import download_weights
-from vitkit.weights.catalogue import catalogue, find, known, published
+from vitkit.weights.catalogue import (
+    HUB_ADDRESS,
+    TIMM_ADDRESS,
+    catalogue,
+    find,
+    is_address,
+    known,
+    published,
+)
 
 ROOT = Path(__file__).parents[2]
 ENTRIES = list(catalogue().values())
@@ -54,13 +61,9 @@ def test_an_entry_is_whole(entry):
     assert re.fullmatch("[0-9a-f]*", entry.sha256)
     if entry.preprocess is not None:
         assert entry.preprocess.image_size == entry.spec.image_size
-    assert download_weights.is_address(entry.address)
+    assert is_address(entry.address)
     web = re.fullmatch(r"https://[\w.]+/[\w./+-]+\.(npz|pth|pth\.tar)", entry.address)
-    assert (
-        web
-        or download_weights.HUB_ADDRESS.fullmatch(entry.address)
-        or download_weights.TIMM_ADDRESS.fullmatch(entry.address)
-    )
+    assert web or HUB_ADDRESS.fullmatch(entry.address) or TIMM_ADDRESS.fullmatch(entry.address)
     assert entry.pickle == entry.address.endswith((".pth", ".pth.tar"))
 
 

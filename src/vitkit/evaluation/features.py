@@ -26,7 +26,7 @@ from vitkit.models.initialisation import HEADS
 from vitkit.models.vit import ViT
 from vitkit.randomness import hash64
 from vitkit.spec import Preprocess
-from vitkit.weights.array_files import safetensors_writer
+from vitkit.weights.files import safetensors_writer
 
 # Pooled features of a frozen model, computed once and cached on disk.
 

@@ -22,11 +22,10 @@ from jaxtyping import Float
 
 from vitkit.engines.registry import compiler_name, has_compiler, import_runtime
 from vitkit.errors import CheckpointError, MissingExtraError, SettingError, SpecError, VitkitError
-from vitkit.io.results import parse_json
+from vitkit.io.untrusted import READ_ERRORS, checked_entries, parse_json
 from vitkit.messages import escape
 from vitkit.spec import Preprocess
 from vitkit.weights.catalogue import names_are_assumed
-from vitkit.weights.zip_checks import READ_ERRORS, checked_entries
 
 # The endings of exported models' names.
 

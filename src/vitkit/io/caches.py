@@ -48,11 +48,18 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vitkit"
 
 
-def is_whole(path: Path) -> bool:
-    """Return True for a file of a cache that has the size and the SHA-256 noted beside it."""
+def is_whole(path: Path, *, rehash: bool = True) -> bool:
+    """Return True for a file of a cache that has the size and the SHA-256 noted beside it.
+
+    Args:
+        path: the file.
+        rehash: compare the SHA-256, too; without, files of many gigabytes are opened at once.
+    """
     try:
         size, digest = _note(path).read_text().split()
-        return path.stat().st_size == int(size) and file_sha256(path) == digest
+        if path.stat().st_size != int(size):
+            return False
+        return not rehash or file_sha256(path) == digest
     except (OSError, ValueError):
         return False
 

@@ -12,7 +12,6 @@ import os
 import struct
 import sys
 import zipfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,12 +19,13 @@ from pathlib import Path, PurePath
 from pkgutil import resolve_name
 from typing import Any, TypeAlias
 
-from vitkit.errors import CheckpointError, OutputError, SettingError, VitkitError
+from vitkit.errors import OutputError, SettingError, VitkitError
 from vitkit.io.atomic import refuse_unwritable
 
 FileId: TypeAlias = tuple[int, int]
 """Device and inode: equal for two paths of the same file, also through links."""
-PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+HEAD_BYTES = 4096
+"""First bytes of a file in which its kind is found."""
 PNG_KEY = "Software"
 """Key of the PNG text that names the command which wrote the file."""
 NOT_A_RESULT = (
@@ -226,26 +226,26 @@ def file_id(path: Path) -> FileId | None:
     return found.st_dev, found.st_ino
 
 
-def csv_result(name: str, *headers: Sequence[str]) -> ResultKind:
-    """Return the kind of CSV files with one of these headers."""
-    lines = [",".join(header).encode() + b"\n" for header in headers]
+def _has_mark(marks: Iterable[bytes], *, first: bool = False) -> Callable[[Path], bool]:
+    """Return a function that tells whether a file has a mark in its head, or begins with it."""
 
     def recognise(path: Path) -> bool:
         with path.open("rb") as file:
-            return file.read(max(map(len, lines))).startswith(tuple(lines))
+            head = file.read(HEAD_BYTES)
+        return any(head.startswith(mark) if first else mark in head for mark in marks)
 
-    return ResultKind(name, ".csv", recognise)
+    return recognise
+
+
+def csv_result(name: str, *headers: Sequence[str]) -> ResultKind:
+    """Return the kind of CSV files with one of these headers."""
+    lines = [",".join(header).encode() + b"\n" for header in headers]
+    return ResultKind(name, ".csv", _has_mark(lines, first=True))
 
 
 def square_csv_result(name: str) -> ResultKind:
     """Return the kind of CSV files with a confusion matrix, marked by their first cell."""
-    start = f"{CONFUSION_CORNER},".encode()
-
-    def recognise(path: Path) -> bool:
-        with path.open("rb") as file:
-            return file.read(len(start)) == start
-
-    return ResultKind(name, ".csv", recognise)
+    return ResultKind(name, ".csv", _has_mark([f"{CONFUSION_CORNER},".encode()], first=True))
 
 
 def json_result(name: str, keys: Iterable[str]) -> ResultKind:
@@ -276,24 +276,12 @@ def png_result(name: str, command: str) -> ResultKind:
     text = f"{PNG_KEY}\0{command}".encode("latin-1")
     # a chunk: length of the data, type, data
     chunk = struct.pack(">I", len(text)) + b"tEXt" + text
-
-    def recognise(path: Path) -> bool:
-        with path.open("rb") as file:
-            head = file.read(1024)
-        return head.startswith(PNG_SIGNATURE) and chunk in head
-
-    return ResultKind(name, ".png", recognise)
+    return ResultKind(name, ".png", _has_mark([chunk]))
 
 
 def svg_result(name: str, command: str) -> ResultKind:
     """Return the kind of SVG files whose metadata name this command as their creator."""
-    creator = f"<dc:title>{command}</dc:title>".encode()
-
-    def recognise(path: Path) -> bool:
-        with path.open("rb") as file:
-            return creator in file.read(2048)
-
-    return ResultKind(name, ".svg", recognise)
+    return ResultKind(name, ".svg", _has_mark([f"<dc:title>{command}</dc:title>".encode()]))
 
 
 # User functions and objects by name: imported, or passed in the call.
@@ -396,103 +384,3 @@ def is_importable(thing: object) -> bool:
         with suppress(ImportError, AttributeError, ValueError):
             found = resolve_name(name)
     return found is thing
-
-
-# Strict, size-limited parsing of untrusted JSON.
-
-MAX_BYTES = 8_000_000
-"""Bytes of a JSON file; parsed, the worst of them takes thirty times as much memory."""
-MAX_VALUES = 1_000_000
-"""Values of a JSON text; the header of 50,000 tensors has half of it."""
-DOCUMENT_FILES = {"config": "config.json", "preprocessor": "preprocessor_config.json"}
-"""JSON files beside weights, by their names in `Documents`."""
-
-
-class Documents(Mapping[str, dict[str, Any]]):
-    """The JSON files beside weights, each read when a format needs it.
-
-    So a broken file does no harm where no format needs it. Reading one raises `CheckpointError` as
-    `read_json` does.
-
-    Args:
-        folder: the folder that holds the weights.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._paths: dict[str, Path] = {}
-        for name, file in DOCUMENT_FILES.items():
-            if (folder / file).is_file():
-                self._paths[name] = folder / file
-        self._contents: dict[str, dict[str, Any]] = {}
-
-    def __getitem__(self, name: str) -> dict[str, Any]:
-        if name not in self._contents:
-            self._contents[name] = read_json(self._paths[name])
-        return self._contents[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._paths  # the inherited method would read the file
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._paths)
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a file that holds one JSON object.
-
-    Raises:
-        CheckpointError: anything else, or more than 8 MB.
-    """
-    try:
-        # before it is read: memory is the limit
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise CheckpointError(f"{path}: {size} bytes are too many for a JSON description")
-        document = parse_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise CheckpointError(f"{path}: not valid JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise CheckpointError(f"{path}: expected a JSON object")
-    return document
-
-
-def parse_json(text: str | bytes) -> Any:
-    """Parse a JSON value.
-
-    Raises:
-        ValueError: not JSON; also NaN, infinities, duplicate keys, deep nesting, and more values
-            than a description has, each of which would take a hundred bytes.
-
-    >>> parse_json('{"a": [1, 2.5]}')
-    {'a': [1, 2.5]}
-    >>> parse_json('{"a": 1, "a": 2}')
-    Traceback (most recent call last):
-    ValueError: the key 'a' occurs twice
-    """
-    # counted before parsing: each of these characters begins at most one value
-    values = 0
-    for mark in "{[,":
-        values += text.count(mark) if isinstance(text, str) else text.count(mark.encode())
-    if values > MAX_VALUES:
-        raise ValueError(f"{values} objects, lists and values are too many")
-    try:
-        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document = dict(pairs)
-    if len(document) < len(pairs):
-        (key, _), *_ = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key {key!r} occurs twice")
-    return document
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON number")

@@ -1,4 +1,4 @@
-"""Published checkpoints by name, and ImageNet-1k's class names.
+"""Published checkpoints by name, their download, and ImageNet-1k's class names.
 
 Names are timm's where timm has one (`vit_base_patch16_224.augreg2_in21k_ft_in1k`), else the source
 and its own name (`google/sam/ViT-B_16`); a preset's name alone means the first of its checkpoints.
@@ -9,16 +9,18 @@ from __future__ import annotations
 import csv
 import functools
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
+from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import Any, Literal
 
-from vitkit.errors import SettingError
-from vitkit.messages import did_you_mean
+from vitkit.errors import CheckpointError, SettingError
+from vitkit.messages import TRUST, did_you_mean
 from vitkit.models.presets import preset as preset_spec
 from vitkit.models.presets import table
 from vitkit.other_names import usual_name
@@ -324,3 +326,173 @@ def names_are_assumed(classes: Sequence[str], metadata: Mapping[str, Any]) -> bo
         return False
     # A head of other classes may carry the metadata of the checkpoint that it began with.
     return bool(classes) and set(classes) <= set(imagenet().values())
+
+
+# Addresses of pretrained weights, and the local file that each of them is downloaded to.
+#
+#     hf://owner/name                  a repository on the Hugging Face Hub
+#     hf://owner/name@revision         at a branch, tag or commit
+#     hf://owner/name:path/in/repo     one file of it; `@revision` goes before the colon
+#     timm://name                      the checkpoint of that name in timm; as a rule hf://timm/name
+#     https://host/path/file.npz       a file on the web
+#
+# `huggingface_hub` downloads, resumes, checks and caches files of the Hub, `io.download` all
+# others. Pickles are not even fetched without trust.
+
+REVISION_PART = r"(?:@(?P<revision>[\w./-]+))?"
+FILE_PART = r"(?::(?P<file>[\w.+/-]+))?"
+HUB_ADDRESS = re.compile(rf"hf://(?P<name>[\w.-]+/[\w.-]+){REVISION_PART}{FILE_PART}")
+TIMM_ADDRESS = re.compile(rf"timm://(?P<name>[\w.-]+){REVISION_PART}{FILE_PART}")
+ADDRESS_SCHEMES = ("hf://", "timm://", "https://", "http://")
+DOCUMENTS = ("config.json", "preprocessor_config.json")
+"""Files of a repository that describe its weights."""
+SAFE_FILES = [
+    "model.safetensors",
+    "model-*.safetensors",
+    "model.safetensors.index.json",
+    "model.npz",
+    *DOCUMENTS,
+]
+"""Files fetched from a repository; many also have the same weights under other names."""
+PICKLED_FILES = ["pytorch_model.bin", "pytorch_model-*.bin", "pytorch_model.bin.index.json"]
+"""Pickles, fetched only with trust, from a repository without other weights."""
+WEIGHTS_ENDINGS = (".safetensors", ".npz", *PUBLISHED_PICKLES)
+HUB_REASONS = {
+    "RevisionNotFoundError": "has no such revision",
+    "RepositoryNotFoundError": (
+        "does not exist, or is private; log in with `hf auth login` to read your own"
+    ),
+    "LocalEntryNotFoundError": (
+        "not in the cache, and the Hub cannot be reached; check the network and HF_HUB_OFFLINE, "
+        "or pass a file"
+    ),
+}
+"""Exception of `huggingface_hub` -> what it means for an address."""
+
+
+def is_address(path: str | Path) -> bool:
+    """Return True for an address on the Hub or on the web, False for a file."""
+    return str(path).startswith(ADDRESS_SCHEMES)
+
+
+def locate(name: str | Path, *, trust_pickle: bool = False) -> tuple[Path, CatalogueEntry | None]:
+    """Return the local file or folder of a checkpoint, and its entry in the catalogue if any.
+
+    Args:
+        name: a file, a folder, an address, or a name in the catalogue.
+        trust_pickle: also fetch pickles: a `.pth` file, or the `.bin` of a repository that has
+            nothing else.
+
+    Returns:
+        The file, or the folder of a repository; its entry.
+
+    Raises:
+        CheckpointError: no name, or an empty one; no such address, not reachable, another digest.
+        OutputError: the cache cannot be written.
+    """
+    if not isinstance(name, str | os.PathLike):
+        raise CheckpointError(
+            f"a {type(name).__name__} is not the path, the address or the name of a checkpoint; "
+            "vitkit.save and checkpoint.save_pretrained write one"
+        )
+    if not str(name):
+        raise CheckpointError(
+            "the name of the weights is empty; pass a file, a folder or an address"
+        )
+    # The catalogue has facts that the file lacks, for its names and addresses.
+    entry = known(name)
+    if entry is not None:
+        return _fetch(entry.address, entry.sha256, trust_pickle), entry
+    if is_address(name):
+        return _fetch(str(name), "", trust_pickle), None
+    path = Path(name)
+    is_bare = path.name == str(name) and not path.name.endswith(WEIGHTS_ENDINGS)
+    if is_bare and not os.path.lexists(path):
+        raise CheckpointError(
+            f"{name}: no such file or folder, and no published checkpoint has that name"
+            f"{suggested(str(name))}; `vitkit models --pretrained` lists all"
+        )
+    return path, None
+
+
+def _fetch(address: str, sha256: str, trust_pickle: bool) -> Path:
+    """Fetch an address; the catalogue has digests of files on the web."""
+    if not address.startswith(("https://", "http://")):
+        return _from_hub(address, trust_pickle)
+    # as the Hub's link to a file, .../resolve/main/model.safetensors?download=true
+    _check_ending(address, re.split(r"[?#]", address)[0], trust_pickle)
+    # by its name: a reader of local files needs no connections
+    path: Path = resolve_name("vitkit.io.download:download")(address, sha256=sha256)
+    return path
+
+
+def _from_hub(address: str, trust_pickle: bool) -> Path:
+    """Return the folder of a repository, or the one file of it that the address names."""
+    match = HUB_ADDRESS.fullmatch(address) or TIMM_ADDRESS.fullmatch(address)
+    parts = [] if match is None else (match["file"] or ".").split("/")
+    # A file must be inside the repository: neither absolute nor with "..".
+    if match is None or not parts[0] or ".." in parts:
+        raise CheckpointError(
+            f"{address}: expected hf://owner/name, hf://owner/name@revision, "
+            f"hf://owner/name:file, timm://name or https://host/file"
+        )
+    name, revision, file = match["name"], match["revision"], match["file"]
+    if address.startswith("timm://"):  # timm's own organisation on the Hub
+        name = f"timm/{name}"
+    if file:
+        _check_ending(address, file, trust_pickle)
+        # config.json and the like lie beside the file, in its own folder.
+        documents = [str(Path(file).parent / document) for document in DOCUMENTS]
+        path = _snapshot(address, name, revision, [file, *documents]) / file
+        if not path.is_file():
+            raise CheckpointError(f"{address}: no such file in the repository or in the cache")
+        return path
+    # Pickles are fetched in a second step, and only where there is nothing else.
+    folder = _snapshot(address, name, revision, SAFE_FILES)
+    if [*folder.glob("model*.safetensors"), *folder.glob("model.npz")]:
+        return folder
+    if not trust_pickle:
+        raise CheckpointError(
+            f"{address}: has no model.safetensors; name one of its files ({address}:FILE), or, "
+            f"if you trust the source of its pickle, {TRUST}"
+        )
+    return _snapshot(address, name, revision, [*SAFE_FILES, *PICKLED_FILES])
+
+
+def _check_ending(address: str, file: str, trust_pickle: bool) -> None:
+    """Refuse other files than weights, and pickles without trust, before anything is fetched."""
+    if not file.endswith(WEIGHTS_ENDINGS):
+        raise CheckpointError(
+            f"{address}: expected a name that ends in one of {', '.join(WEIGHTS_ENDINGS)}"
+        )
+    if file.endswith(PUBLISHED_PICKLES) and not trust_pickle:
+        raise CheckpointError(
+            f"{address}: is a pickle, and loading a pickle can run code; if you trust the "
+            f"source, {TRUST}"
+        )
+
+
+def _snapshot(address: str, name: str, revision: str | None, patterns: list[str]) -> Path:
+    """Return the folder of a repository in the Hub's cache, with its files of these patterns."""
+    from huggingface_hub import snapshot_download  # here: it takes most of a second
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+    except hub_errors() as error:
+        first = str(error).strip().partition("\n")[0] or repr(error)
+        reason = f"cannot be downloaded: {first}; try again, or pass a file"
+        for kind in type(error).__mro__:
+            reason = HUB_REASONS.get(kind.__name__, reason)
+        raise CheckpointError(f"{address}: {reason}") from None
+
+
+def hub_errors() -> tuple[type[BaseException], ...]:
+    """Return the exceptions of the Hub's client, for an `except`.
+
+    Its own, those of its HTTP library (httpx or httpx2, by its version), `OSError`, and
+    `ValueError` for a wrong name or a wrong model card.
+    """
+    from huggingface_hub.errors import HfHubHTTPError
+
+    # The error of the HTTP library is a base of the client's own.
+    return (HfHubHTTPError, *HfHubHTTPError.__bases__, OSError, ValueError)

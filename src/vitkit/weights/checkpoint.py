@@ -164,7 +164,7 @@ class Checkpoint:
         message: str = "Upload weights",
         hub: Hub | None = None,
     ) -> str:
-        """Upload it to the Hugging Face Hub, as a folder with a model card. Needs `vitkit[hub]`.
+        """Upload it to the Hugging Face Hub, as a folder with a model card.
 
         Args:
             name: `owner/name`; created if it does not exist.
@@ -182,7 +182,6 @@ class Checkpoint:
         Raises:
             CheckpointError: a model that the format cannot hold.
             OutputError: the Hub refuses, or cannot be reached.
-            MissingExtraError: `huggingface_hub` is not installed.
         """
         # By its name, so that a reader of checkpoints does not import the writers of all formats.
         address: str = resolve_name(PUBLISHER)(

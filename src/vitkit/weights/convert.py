@@ -18,9 +18,9 @@ from vitkit.spec import Preprocess, ViTSpec
 from vitkit.weights.adapt import adapt as adapt_checkpoint
 from vitkit.weights.checkpoint import Checkpoint, texts
 from vitkit.weights.formats.format import OWN_FORMAT, STEP_KINDS, Step
-from vitkit.weights.hints import Hints
 from vitkit.weights.inspection import Inspection, inspect
 from vitkit.weights.load import load_silently, load_with
+from vitkit.weights.recognise_format import Hints
 from vitkit.weights.verify import (
     ModelOutputs,
     ReferenceModel,

@@ -1,27 +1,49 @@
-"""Open a local file or folder of weights: header first, tensors one by one."""
+"""Files of weights, opened by their headers; each tensor is read when it is asked for.
+
+The one entry to files of weights. safetensors and `.npz` cannot run code; a pickle is opened only
+where the user trusts it, and then by torch's restricted reader alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import io
+import json
+import math
+import os
+import re
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple, TypeAlias
 
+import numpy as np
+import safetensors.torch
+import torch
+from numpy.lib import format as npy
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitkit.errors import CheckpointError
-from vitkit.io.results import Documents, read_json
+from vitkit.io.atomic import FileWriter
+from vitkit.io.untrusted import (
+    MAX_TENSORS,
+    READ_ERRORS,
+    Documents,
+    checked_entries,
+    parse_json,
+    read_json,
+)
 from vitkit.messages import nearest_parent
-from vitkit.weights.array_files import open_npz, open_safetensors
-from vitkit.weights.pickles import PICKLE_ENDINGS, open_pickle
-from vitkit.weights.tensor_file import Header, Source
-from vitkit.weights.zip_checks import MAX_TENSORS
+from vitkit.weights.pickles import PICKLE_ENDINGS, read_pickle
 
-# Opening a local file or folder of weights: header first, tensors one by one.
-#
-# The one entry to files of weights. safetensors and `.npz` cannot run code; a pickle is opened only
-# where the user trusts it, and then by torch's restricted reader alone.
-
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+"""Tensor name -> shape."""
+WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+"""The dtypes of tensors that count as weights."""
 IMPOSTORS = {
     b"version https://git-lfs": "a Git LFS pointer, not the file itself; run `git lfs pull`",
     b"<!doctype": "a web page saved as weights; download the file itself",
@@ -41,6 +63,175 @@ LONGEST_EMPTY = 65_536
 """Longest side of an empty tensor, which takes no bytes, so that any side can be declared."""
 
 
+@dataclass(frozen=True)
+class Header:
+    """The description of a file of weights: everything but the numbers.
+
+    Attributes:
+        path: the file, or the folder.
+        shapes: tensor name -> shape.
+        dtypes: tensor name -> dtype as the file names it, such as `F32` or `<f4`.
+        metadata: the safetensors header's own text entries.
+        documents: the JSON files beside it: `config`, `preprocessor`.
+        notes: containers and prefixes that were removed, one line each.
+        stated: the model as a training checkpoint describes it, with the keys of timm's
+            `config.json`.
+    """
+
+    path: Path
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    dtypes: dict[str, str] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
+    documents: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    stated: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ComputedTensor(NamedTuple):
+    """A tensor that is read, or computed from others of its file, when it is asked for.
+
+    Attributes:
+        shape: shape of the tensor.
+        dtype: as the file names it.
+        read: returns it, in memory of its own.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[], Tensor]
+
+
+class Source(Mapping[str, Tensor]):
+    """The tensors of an open file by name, each read when it is asked for; a context manager.
+
+    Each tensor has memory of its own: later changes of the file do not reach it.
+
+    Args:
+        header: header of the file; shapes and dtypes are those of `tensors`.
+        tensors: tensor name -> the tensor.
+        files: the open files, closed with the source.
+    """
+
+    def __init__(
+        self, header: Header, tensors: Mapping[str, ComputedTensor], files: ExitStack
+    ) -> None:
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+        self.header = replace(header, shapes=shapes, dtypes=dtypes)
+        self.tensors = tensors
+        self._files = files
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Read a tensor that holds weights.
+
+        Raises:
+            CheckpointError: the tensor is damaged, holds no floating-point numbers, or holds
+                numbers that are not finite.
+        """
+        read = self.tensors[name].read
+        try:
+            # Errors of any container become one line with the file and the tensor.
+            tensor = read()
+            _refuse_unusable_numbers(name, tensor)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.header.path}: {error}") from None
+        except READ_ERRORS as error:
+            raise CheckpointError(f"{self.header.path}: {name}: cannot be read: {error}") from None
+        return tensor
+
+    def __contains__(self, name: object) -> bool:
+        # Mapping's own version would read the tensor to find out.
+        return name in self.tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.close()
+
+    def renamed(self, names: Mapping[str, str], *notes: str) -> Source:
+        """Return the same tensors under other names.
+
+        Args:
+            names: old name -> new name; tensors that are not in it are left out.
+            *notes: added to the header's.
+        """
+        return self._with({new: self.tensors[old] for old, new in names.items()}, *notes)
+
+    def with_computed(
+        self, computed: Mapping[str, ComputedTensor], *notes: str, instead_of: Set[str]
+    ) -> Source:
+        """Return the same tensors, with some replaced by tensors computed from them.
+
+        Args:
+            computed: name -> the tensor.
+            *notes: added to the header's.
+            instead_of: names of tensors that are left out.
+        """
+        others = {name: t for name, t in self.tensors.items() if name not in instead_of}
+        return self._with({**others, **computed}, *notes)
+
+    def with_note(self, note: str) -> Source:
+        """Return the same tensors with a line added to the header's notes."""
+        return self._with(self.tensors, note)
+
+    def _with(self, tensors: Mapping[str, ComputedTensor], *notes: str) -> Source:
+        header = replace(self.header, notes=(*self.header.notes, *notes))
+        return Source(header, tensors, self._files)
+
+    def renamed_by(
+        self, rename: Callable[[str], str], *notes: str, clash: str | None = None
+    ) -> Source:
+        """Return the same tensors with each name changed by a function.
+
+        Args:
+            rename: old name -> new name.
+            *notes: added to the header's.
+            clash: message of the error for two tensors that would get one name.
+
+        Raises:
+            CheckpointError: such a clash, if there is a message for it.
+        """
+        names = {name: rename(name) for name in self}
+        if clash is not None and len(set(names.values())) < len(names):
+            raise CheckpointError(clash)
+        unchanged = all(old == new for old, new in names.items())
+        if unchanged and not notes:
+            return self
+        return self.renamed(names, *notes)
+
+
+def _refuse_unusable_numbers(name: str, tensor: Tensor) -> None:
+    """Refuse a tensor that a model cannot compute with."""
+    if tensor.dtype not in WEIGHT_DTYPES:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in WEIGHT_DTYPES)
+        raise CheckpointError(f"{name}: {kind} is not a dtype of weights; expected {known}")
+    not_finite = count_not_finite(tensor)
+    if not_finite:
+        raise CheckpointError(
+            f"{name}: {not_finite} of {tensor.numel()} numbers are NaN or infinite; use a "
+            "checkpoint from before training diverged"
+        )
+
+
+def count_not_finite(tensor: Tensor) -> int:
+    """Return how many numbers of a tensor are NaN or infinite in float32."""
+    # A sum never loses a NaN or an infinity, so the slow test runs only where one is likely.
+    if torch.isfinite(tensor.sum(dtype=torch.float32)):
+        return 0
+    return int((~torch.isfinite(tensor.float())).sum())
+
+
+# Opening a file or a folder.
+
+
 def open_source(path: Path, *, trust_pickle: bool = False) -> Source:
     """Open a file of weights, or a folder as hubs lay them out.
 
@@ -51,7 +242,7 @@ def open_source(path: Path, *, trust_pickle: bool = False) -> Source:
     Raises:
         CheckpointError: no such file, another kind of file, damaged, or a pickle without trust.
     """
-    if _is_folder(path):
+    if os.path.isdir(path):  # never raises, as `Path.is_dir` does for too long a name
         path = _weights_of(path)
     _check_file(path)
     # Read only when a format asks for one: a broken document that no format needs is no error.
@@ -59,13 +250,6 @@ def open_source(path: Path, *, trust_pickle: bool = False) -> Source:
     if path.name.endswith(".index.json"):
         return _open_shards(path, documents, trust_pickle)
     return _open_file(path, documents, trust_pickle)
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:
-        return False  # such as a name that is too long; `_check_file` reports it
 
 
 def _weights_of(folder: Path) -> Path:
@@ -87,62 +271,52 @@ def _weights_of(folder: Path) -> Path:
 
 def _check_file(path: Path) -> None:
     """Refuse a file that cannot be a checkpoint, before anything parses it."""
-    try:
-        exists = path.exists()
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from None
-    if not exists:
-        raise CheckpointError(f"{path}: no such file; {nearest_parent(path)}")
-    if not path.is_file():
-        raise CheckpointError(f"{path}: not a file")
-    try:
-        with path.open("rb") as file:
-            # Enough for the prefixes in `IMPOSTORS`, such as that of a Git LFS pointer.
-            start = file.read(64)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from None
-    if not start:
-        raise CheckpointError(f"{path}: the file is empty (0 bytes)")
-    for magic, message in IMPOSTORS.items():
-        if start.lower().startswith(magic):
-            raise CheckpointError(f"{path}: {message}")
+    problem = ""
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
+        problem = "not a file"
+    else:
+        try:
+            with path.open("rb") as file:
+                # Enough for the prefixes in `IMPOSTORS`, such as that of a Git LFS pointer.
+                start = file.read(64)
+            if not start:
+                problem = "the file is empty (0 bytes)"
+            for magic, message in IMPOSTORS.items():
+                if start.lower().startswith(magic):
+                    problem = message
+        except (FileNotFoundError, NotADirectoryError):
+            problem = f"no such file; {nearest_parent(path)}"
+        except OSError as error:
+            problem = f"cannot be opened: {error.strerror}"
+    if problem:
+        raise CheckpointError(f"{path}: {problem}")
 
 
 def _open_file(path: Path, documents: Mapping[str, dict[str, Any]], trust: bool) -> Source:
     """Open one file that is complete in itself."""
+    header = Header(path, documents=documents)
     # By the ending: trying readers one after the other would run the pickle reader on anything.
     if path.name.endswith(PICKLE_ENDINGS):
-        source = open_pickle(path, documents, trust)
+        source = _open_pickle(header, trust)
     elif path.suffix == ".safetensors":
-        source = open_safetensors(path, documents)
+        source = _open_safetensors(header)
     elif path.suffix == ".npz":
-        source = open_npz(path, documents)
+        source = _open_npz(header)
     else:
         raise CheckpointError(
             f"{path}: ends in {path.suffix or 'nothing'}; expected .safetensors, .npz, "
             f"{', '.join(PICKLE_ENDINGS)}"
         )
-    try:
-        _check_header(source.header)
-    except CheckpointError:
-        source.__exit__()
-        raise
-    return source
-
-
-def _check_header(header: Header) -> None:
-    """Refuse too many tensors, and empty tensors with huge sides."""
-    if len(header.shapes) > MAX_TENSORS:
-        raise CheckpointError(
-            f"{header.path}: {len(header.shapes)} tensors are too many; at most "
-            f"{MAX_TENSORS} are read"
-        )
-    for name, shape in header.shapes.items():
+    problem = ""
+    if len(source) > MAX_TENSORS:
+        problem = f"{len(source)} tensors are too many; at most {MAX_TENSORS} are read"
+    for name, shape in source.header.shapes.items():
         if 0 in shape and max(shape) > LONGEST_EMPTY:
-            raise CheckpointError(
-                f"{header.path}: {name} is empty, with a side of {max(shape)}; expected at most "
-                f"{LONGEST_EMPTY}"
-            )
+            problem = f"{name} is empty, with a side of {max(shape)}; at most {LONGEST_EMPTY}"
+    if problem:
+        source.__exit__()
+        raise CheckpointError(f"{path}: {problem}")
+    return source
 
 
 def _open_shards(path: Path, documents: Mapping[str, dict[str, Any]], trust: bool) -> Source:
@@ -150,9 +324,7 @@ def _open_shards(path: Path, documents: Mapping[str, dict[str, Any]], trust: boo
     weight_map = read_json(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path}: expected a `weight_map` from tensor names to files")
-    shapes: dict[str, tuple[int, ...]] = {}
-    dtypes: dict[str, str] = {}
-    readers: dict[str, Callable[[], Tensor]] = {}
+    tensors: dict[str, ComputedTensor] = {}
     shards: dict[str, Source] = {}
     with ExitStack() as files:
         # Each file is opened once, however many tensors the index finds in it.
@@ -171,7 +343,169 @@ def _open_shards(path: Path, documents: Mapping[str, dict[str, Any]], trust: boo
             shard = shards[str(file_name)]
             if tensor not in shard:
                 raise CheckpointError(f"{path}: {tensor} is not in {file_name}")
-            shapes[tensor] = shard.header.shapes[tensor]
-            dtypes[tensor] = shard.header.dtypes[tensor]
-            readers[tensor] = shard.reader(tensor)
-        return Source(Header(path, shapes, dtypes, {}, documents), readers, files.pop_all())
+            tensors[tensor] = shard.tensors[tensor]
+        return Source(Header(path, documents=documents), tensors, files.pop_all())
+
+
+def _open_pickle(header: Header, trust: bool) -> Source:
+    content, notes, stated = read_pickle(header.path, trust)
+    tensors: dict[str, ComputedTensor] = {}
+    for name, tensor in content.items():
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        # cloned: torch maps the file, which may change later
+        tensors[name] = ComputedTensor(tuple(tensor.shape), dtype, tensor.clone)
+    return Source(replace(header, notes=notes, stated=stated), tensors, ExitStack())
+
+
+# safetensors files.
+
+LONGEST_HEADER = 25_000_000
+"""Bytes of a safetensors header; the library allows 100 MB, parsed into ten times as much."""
+ENTRY_BYTES = 200
+"""Bytes that a tensor's entry in a header takes beside its name, at most."""
+DTYPES: Mapping[str, Any] = safetensors.torch._TYPES
+"""The dtypes of safetensors that torch has; only floating-point ones are weights."""
+
+
+def _open_safetensors(header: Header) -> Source:
+    path = header.path
+    tensors: dict[str, ComputedTensor] = {}
+    try:
+        with ExitStack() as files:
+            # Opened once for everything: a run may replace the file at any moment.
+            file = files.enter_context(path.open("rb"))
+            length = int.from_bytes(file.read(8), "little")
+            if length > LONGEST_HEADER:
+                raise CheckpointError(
+                    f"{path}: not a safetensors file that vitkit reads: its header has {length} "
+                    f"bytes, and at most {LONGEST_HEADER} are read"
+                )
+            with safe_open(path, framework="pt"):
+                pass  # the library checks the whole header as it opens the file
+            entries = parse_json(file.read(length))
+            metadata = entries.pop("__metadata__", None) or {}
+            for name, entry in entries.items():
+                dtype, shape = entry["dtype"], tuple(entry["shape"])
+                # Offsets count from the end of the header, which follows 8 bytes with its length.
+                start = 8 + length + entry["data_offsets"][0]
+                read = partial(_read_bytes, file, start, dtype, shape)
+                tensors[name] = ComputedTensor(shape, dtype, read)
+            return Source(replace(header, metadata=metadata), tensors, files.pop_all())
+    except READ_ERRORS as error:
+        raise CheckpointError(
+            f"{path}: not a complete safetensors file: {error}; download or save it again"
+        ) from None
+
+
+def _read_bytes(file: io.BufferedReader, start: int, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    """Read a tensor from a file's plain bytes, little-endian.
+
+    The library would map the file: if it is cut off meanwhile, the system ends the process.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"{dtype} is not a dtype of weights; save them as float32")
+    # Read straight into the memory of the tensor: no second copy of its bytes.
+    tensor = torch.empty(math.prod(shape), dtype=DTYPES[dtype], device="cpu")
+    file.seek(start)
+    count = file.readinto(tensor.view(torch.uint8).numpy().data)
+    if count != tensor.nbytes:
+        raise ValueError(f"{count} of {tensor.nbytes} bytes are there; the file is truncated")
+    return tensor.view(shape)
+
+
+def safetensors_writer(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str], path: Path | str = "weights"
+) -> FileWriter:
+    """Return the writer of a safetensors file.
+
+    Args:
+        tensors: by name, on any device.
+        metadata: text entries of the header.
+        path: the file, for messages.
+
+    Raises:
+        CheckpointError: a longer header than `load` reads, because of its metadata.
+    """
+    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    addresses: set[int] = set()
+    for name, tensor in stored.items():
+        # The library refuses tensors that share memory, such as blocks with the same weights.
+        if tensor.data_ptr() in addresses:
+            stored[name] = tensor.clone()
+        addresses.add(tensor.data_ptr())
+    header = {"format": "pt", **metadata}
+    length = len(json.dumps(header)) + sum(len(name) + ENTRY_BYTES for name in stored)
+    if length > LONGEST_HEADER:
+        raise CheckpointError(
+            f"{path}: {length / 1e6:.1f} MB of metadata, and at most "
+            f"{LONGEST_HEADER / 1e6:g} MB can be written; keep them in a file of their own"
+        )
+
+    def write(temporary: Path) -> None:
+        # The library makes files of mode 600; the umask's mode is restored afterwards.
+        temporary.touch()
+        mode = temporary.stat().st_mode
+        try:
+            safetensors.torch.save_file(stored, temporary, header)
+        except SafetensorError as error:
+            # The library hides the system's error (disk full, ...) in its text.
+            number = re.search(r"os error (\d+)", str(error))
+            if number is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+        temporary.chmod(mode)
+
+    return FileWriter(sum(tensor.nbytes for tensor in stored.values()), write)
+
+
+# numpy's `.npz` archives: shapes from the headers, each array read when it is asked for.
+
+
+def _open_npz(header: Header) -> Source:
+    path = header.path
+    tensors: dict[str, ComputedTensor] = {}
+    try:
+        with ExitStack() as files:
+            archive = files.enter_context(zipfile.ZipFile(path))
+            for entry in checked_entries(path, archive):
+                name = entry.filename.removesuffix(".npy")
+                with archive.open(entry) as file:
+                    shape, dtype = _array_header(f"{path}: {name}", file, entry.file_size)
+                tensors[name] = ComputedTensor(shape, dtype, partial(_read_array, archive, entry))
+            return Source(header, tensors, files.pop_all())
+    except READ_ERRORS as error:
+        raise CheckpointError(
+            f"{path}: not a complete .npz file: {error}; download or save it again"
+        ) from None
+
+
+def _array_header(
+    name: str, file: io.BufferedIOBase | IO[bytes], size: int
+) -> tuple[tuple[int, ...], str]:
+    """Return shape and dtype of an array, checked against the bytes that its entry declares."""
+    with warnings.catch_warnings():
+        # numpy warns when it repairs headers of Python 2; no weights have such headers.
+        warnings.simplefilter("error")
+        is_first = npy.read_magic(file) == (1, 0)
+        read = npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0
+        shape, _, dtype = read(file)
+    sides = tuple(map(int, shape))
+    is_number = not dtype.hasobject and dtype.names is None and dtype.itemsize > 0
+    if not is_number or min(sides, default=0) < 0 or math.prod(sides) * dtype.itemsize > size:
+        raise CheckpointError(
+            f"{name} declares {dtype} of shape {sides[:8]} in {size} bytes, and is no array of "
+            "numbers"
+        )
+    return sides, dtype.str
+
+
+def _read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Tensor:
+    """Return an array in the machine's byte order."""
+    with archive.open(entry) as file:
+        array = npy.read_array(file, allow_pickle=False)
+    # bfloat16 has no name in numpy: Flax writes it as two bytes without a meaning.
+    if array.dtype == np.dtype("V2"):
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    # Files of big-endian machines exist, and torch has no other byte order than the native one.
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return torch.from_numpy(np.ascontiguousarray(native).reshape(array.shape))

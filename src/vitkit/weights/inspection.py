@@ -12,10 +12,15 @@ from typing import Any
 from vitkit.errors import CheckpointError
 from vitkit.messages import escape
 from vitkit.spec import Preprocess, ViTSpec
-from vitkit.weights.catalogue import ASSUMED, CatalogueEntry, assumed_names, names_are_assumed
+from vitkit.weights.catalogue import (
+    ASSUMED,
+    CatalogueEntry,
+    assumed_names,
+    locate,
+    names_are_assumed,
+)
 from vitkit.weights.checkpoint import tensor_shapes
-from vitkit.weights.download_weights import locate
-from vitkit.weights.files import open_source
+from vitkit.weights.files import Header, Source, open_source
 from vitkit.weights.formats.format import (
     OWN_FORMAT,
     Description,
@@ -25,9 +30,7 @@ from vitkit.weights.formats.format import (
 )
 from vitkit.weights.formats.key_table import PARTIAL_HINT, few, match_keys
 from vitkit.weights.formats.vitkit import check_description
-from vitkit.weights.hints import Hints
-from vitkit.weights.recognise_format import recognise, refuse_other_model
-from vitkit.weights.tensor_file import Header, Source
+from vitkit.weights.recognise_format import Hints, recognise, refuse_other_model
 
 SHOWN_APART = ("spec", "preprocess", "classes", "sha256", "format_version")
 """Entries of a vitkit file's description that are not repeated in `Inspection.metadata`."""

@@ -11,16 +11,13 @@ from typing import Any
 
 from vitkit.errors import CheckpointError
 from vitkit.messages import escape, plural
-from vitkit.weights.catalogue import CatalogueEntry, assumed_names, with_assumption
+from vitkit.weights.catalogue import CatalogueEntry, assumed_names, locate, with_assumption
 from vitkit.weights.checkpoint import Checkpoint, filled_model, initial_values, tensor_shapes, texts
-from vitkit.weights.download_weights import locate
-from vitkit.weights.files import open_source
+from vitkit.weights.files import Source, open_source
 from vitkit.weights.formats.format import OWN_FORMAT, Description, read_description
 from vitkit.weights.formats.key_table import KeyMatch, few, read_tensors
 from vitkit.weights.formats.vitkit import read_own
-from vitkit.weights.hints import Hints
-from vitkit.weights.recognise_format import recognise, refuse_other_model
-from vitkit.weights.tensor_file import Source
+from vitkit.weights.recognise_format import Hints, recognise, refuse_other_model
 
 
 def load(
@@ -72,9 +69,10 @@ def load_silently(
 ) -> Checkpoint:
     """Read a checkpoint as `load` does, without logging; arguments and errors as for `load`."""
     # Hints only fill what the file leaves open; overrides hold in any case.
-    hints = Hints.for_model(model, overrides)
+    hints = Hints.for_model(model, overrides) if model else Hints()
     checkpoint = load_with(path, hints, trust_pickle=trust_pickle, strict=strict, **overrides)
-    refuse_other_model(path, hints, checkpoint.model.spec)
+    if model:
+        refuse_other_model(path, hints, checkpoint.model.spec)
     return checkpoint
 
 

@@ -11,24 +11,20 @@ import re
 import tarfile
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vitkit.errors import CheckpointError
-from vitkit.weights.tensor_file import Header, Source
-from vitkit.weights.zip_checks import READ_ERRORS, checked_entries
+from vitkit.io.untrusted import READ_ERRORS, checked_entries
+from vitkit.messages import TRUST
 
 PICKLE_ENDINGS = (".pth", ".pth.tar", ".pt", ".bin", ".ckpt", ".pkl")
-TRUST = (
-    "add --trust-pickle (trust_pickle=True); for a command without that flag, convert it first: "
-    "vitkit convert FILE OUT --to vitkit --trust-pickle"
-)
-"""The end of a message that refuses a pickle: how to trust it."""
 CONTAINERS = (
     "state_dict_ema",
     "model_ema",
@@ -49,13 +45,54 @@ CONTAINERS = (
 """Entries of a training checkpoint that hold the weights, best first."""
 
 
-def open_pickle(path: Path, documents: Mapping[str, dict[str, Any]], trust: bool) -> Source:
-    """Open a pickle of `torch.save`, such as a `.pth` file.
+SAFE_GLOBALS = (
+    "argparse.Namespace",
+    *(f"builtins.{name}" for name in ("dict", "float", "int", "list", "str", "tuple")),
+    *(f"datetime.{name}" for name in ("date", "datetime", "time", "timedelta", "timezone")),
+    "pathlib.PosixPath",
+    "pathlib.PurePosixPath",
+    "numpy.dtype",
+    "numpy.ndarray",
+    "numpy._core.multiarray._reconstruct",
+    "numpy._core.multiarray.scalar",
+    # numpy's type of Python objects is not among them
+    *(f"numpy.dtypes.{name}" for name in np.dtypes.__all__ if name != "ObjectDType"),
+    "numpy.random.mtrand.RandomState",
+    "numpy.random._mt19937.MT19937",
+    "numpy.random._pickle.__randomstate_ctor",
+    "numpy.random._pickle.__bit_generator_ctor",
+)
+"""What a pickle may name beside torch's own: settings, paths, times and numbers, which run no
+code. Such data lie beside the weights of training checkpoints."""
+SAFE_ALIASES = {
+    "collections.defaultdict": "vitkit.weights.pickles._without_default",
+    "numpy.core.multiarray._reconstruct": "numpy._core.multiarray._reconstruct",
+    "numpy.core.multiarray.scalar": "numpy._core.multiarray.scalar",
+    "pathlib._local.PosixPath": "pathlib.PosixPath",
+    "pathlib._local.PurePosixPath": "pathlib.PurePosixPath",
+    "pathlib._local.WindowsPath": "pathlib.PureWindowsPath",
+    "pathlib.WindowsPath": "pathlib.PureWindowsPath",
+}
+"""Name in the files of other versions and systems -> what stands for it."""
+
+
+def _without_default(*factory: object) -> dict[Any, Any]:
+    """Return a dictionary for the items of a `defaultdict`, which torch does not fill."""
+    return {}
+
+
+def read_pickle(
+    path: Path, trust: bool
+) -> tuple[dict[str, Tensor], tuple[str, ...], dict[str, Any]]:
+    """Read the tensors of a pickle of `torch.save`, such as a `.pth` file.
 
     Args:
         path: the file.
-        documents: the JSON files beside it.
         trust: True if the user trusts the file.
+
+    Returns:
+        The tensors, which may share memory with the file; notes on the way to them; the model that
+        a training checkpoint names, with the keys of timm's `config.json`.
 
     Raises:
         CheckpointError: no trust, a file that the restricted reader refuses, or no plain tensors.
@@ -65,10 +102,11 @@ def open_pickle(path: Path, documents: Mapping[str, dict[str, Any]], trust: bool
             f"{path}: is a pickle, and loading a pickle can run code; use a .safetensors file, "
             f"or, if you trust the source, {TRUST}"
         )
-    records = _pickle_records(path)
+    records = _record_sizes(path)
+    names = dict(zip(SAFE_GLOBALS, SAFE_GLOBALS, strict=True)) | SAFE_ALIASES
+    safe: list[Any] = [(resolve_name(name), written) for written, name in names.items()]
     try:
-        # DeiT's and timm's training checkpoints hold their settings as a Namespace, plain data.
-        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+        with torch.serialization.safe_globals(safe), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             content = torch.load(
                 path, map_location="cpu", weights_only=True, mmap=records is not None
@@ -79,38 +117,30 @@ def open_pickle(path: Path, documents: Mapping[str, dict[str, Any]], trust: bool
         ) from None
     # Before the tensors are unpacked: the name lies beside them, not among them.
     stated = _stated_model(content)
-    tensors, notes = unpacked(path, content, records)
+    tensors, notes = _unpacked(path, content, records)
     if stated:
         notes = (*notes, f"says that its model is {stated['architecture']}")
-    shapes: dict[str, tuple[int, ...]] = {}
-    dtypes: dict[str, str] = {}
-    readers: dict[str, Callable[[], Tensor]] = {}
-    for name, tensor in tensors.items():
-        shapes[name] = tuple(tensor.shape)
-        dtypes[name] = str(tensor.dtype).removeprefix("torch.")
-        readers[name] = tensor.clone  # torch maps the file, which may change later
-    header = Header(path, shapes, dtypes, {}, documents, notes, stated)
-    return Source(header, readers, ExitStack())
+    return tensors, notes, stated
 
 
 def _refusal(error: Exception) -> str:
     """Return one line with the reason of torch's error."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    reason = next((line.strip() for line in lines if "Unsupported global" in line), lines[0])
-    match = re.search(r"Unsupported global: GLOBAL (\S+)", reason)
-    if match is None:
-        return reason
-    return f"it contains a {match[1]}; save only tensors, with torch.save(model.state_dict(), ...)"
+    text = str(error).strip()
+    match = re.search(r"Unsupported global: GLOBAL (\S+)", text)
+    if match is not None:
+        return f"it has a {match[1]}; save only tensors, with torch.save(model.state_dict(), ...)"
+    # torch's advice stands before its reason
+    reason = text.partition("WeightsUnpickler error:")[2].strip() or text or type(error).__name__
+    return reason.splitlines()[0]
 
 
-def _pickle_records(path: Path) -> set[int] | None:
-    """Return the sizes of the records in `torch.save`'s archive; None for an old, bare file."""
-    with path.open("rb") as file:
-        start = file.read(4)
-    # Since torch 1.6 an archive; before, a pickle (0x80) or a tar file of several.
-    if start != b"PK\x03\x04":
-        if start[:1] != b"\x80" or tarfile.is_tarfile(path):
-            raise CheckpointError(f"{path}: not a pickle or archive written by torch.save")
+def _record_sizes(path: Path) -> set[int] | None:
+    """Return the sizes of the records in `torch.save`'s archive; None for an older file."""
+    # An archive since torch 1.6; before, pickles one after the other.
+    if not zipfile.is_zipfile(path):
+        # a format of 2016, which torch would unpack into a folder
+        if tarfile.is_tarfile(path):
+            raise CheckpointError(f"{path}: a tar file; load it with torch, and save it again")
         return None
     try:
         with zipfile.ZipFile(path) as archive:
@@ -119,18 +149,12 @@ def _pickle_records(path: Path) -> set[int] | None:
         raise CheckpointError(
             f"{path}: not a complete archive: {error}; download or save it again"
         ) from None
-    for entry in entries:
-        # torch.jit.save writes this entry, torch.save does not.
-        if entry.filename.endswith("/constants.pkl"):
-            raise CheckpointError(f"{path}: a TorchScript program; save its state_dict() instead")
-    sizes: set[int] = set()
-    for entry in entries:
-        if entry.compress_type != zipfile.ZIP_STORED:
-            raise CheckpointError(
-                f"{path}: compressed, which archives of torch.save never are; save it again"
-            )
-        sizes.add(entry.file_size)
-    return sizes
+    # torch maps the file, so compressed records would be taken for their content.
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        raise CheckpointError(
+            f"{path}: compressed, which archives of torch.save never are; save it again"
+        )
+    return {entry.file_size for entry in entries}
 
 
 def _stated_model(content: object) -> dict[str, Any]:
@@ -162,7 +186,7 @@ def _stated_model(content: object) -> dict[str, Any]:
     return stated
 
 
-def unpacked(
+def _unpacked(
     path: Path, content: object, records: set[int] | None
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Return the dictionary of tensors inside a training checkpoint, and notes on the way there.
@@ -170,7 +194,7 @@ def unpacked(
     Args:
         path: the file, for messages.
         content: the object that torch's restricted reader returned.
-        records: the sizes of the file's records, from `_pickle_records`.
+        records: the sizes of the file's records, from `_record_sizes`.
 
     Raises:
         CheckpointError: no dictionary of tensors, several of them, or tensors that are not plain.
@@ -241,15 +265,17 @@ def _leads_to_tensors(value: object, levels: int = 3) -> bool:
 
 def _plain(path: Path, name: str, tensor: Tensor, records: set[int] | None) -> Tensor:
     """Return the tensor without gradient and hooks, if the file contains all its values."""
-    if tensor.is_nested:  # a nested tensor has no shape
-        raise CheckpointError(f"{path}: {name} is a nested tensor; save it as a plain one")
-    if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.is_quantized:
+    is_plain = (
+        type(tensor) in (Tensor, torch.nn.Parameter)
+        and not tensor.is_nested
+        and not tensor.is_quantized
+        and tensor.layout == torch.strided
+        and tensor.device.type == "cpu"
+    )
+    if not is_plain:
         raise CheckpointError(
-            f"{path}: {name} is a {type(tensor).__name__}; save it as a plain tensor"
+            f"{path}: {name} is no plain, dense tensor on the CPU; save it as one"
         )
-    if tensor.layout != torch.strided or tensor.device.type != "cpu":
-        kind = f"{tensor.layout} on {tensor.device}"
-        raise CheckpointError(f"{path}: {name} is {kind}; save it as a dense tensor on the CPU")
     stored = tensor.untyped_storage().nbytes()
     if tensor.nbytes > stored or (records is not None and stored not in records):
         raise CheckpointError(

@@ -24,8 +24,8 @@ from vitkit.spec import RANDOM_RATES, ViTSpec
 from vitkit.weights.adapt import adapt
 from vitkit.weights.catalogue import catalogue, find, known
 from vitkit.weights.checkpoint import Checkpoint, texts
-from vitkit.weights.hints import Hints
 from vitkit.weights.load import load_with
+from vitkit.weights.recognise_format import Hints
 from vitkit.weights.write import rebuilt
 
 HUB_NAME = re.compile(r"[\w.-]*\w/[\w-][\w.-]*(?<!\.safetensors)(?<!\.npz)(?<!\.pth)(?<!\.pt)")

@@ -1,9 +1,14 @@
-"""Recognise the format of a checkpoint from its keys, among all formats by name."""
+"""The format of a checkpoint, from its keys, and the model in it.
+
+A value that is only usual for files of a format is a guess. A preset's name or a keyword of the
+caller (`Hints`) replaces it; remaining guesses are reported in one line.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +16,7 @@ from vitkit.errors import CheckpointError, SpecError
 from vitkit.models.presets import preset
 from vitkit.spec import ViTSpec
 from vitkit.weights.catalogue import CatalogueEntry
+from vitkit.weights.files import Header, Source
 from vitkit.weights.formats.dinov2 import DINOV2
 from vitkit.weights.formats.first_paper import JEONSWORLD, TORCHVISION
 from vitkit.weights.formats.format import (
@@ -27,9 +33,10 @@ from vitkit.weights.formats.key_table import check_size
 from vitkit.weights.formats.lucidrains import LUCIDRAINS
 from vitkit.weights.formats.timm import DEIT, TIMM
 from vitkit.weights.formats.unwrapping import find_model, unknown_format
-from vitkit.weights.hints import Hints, infer_with_hints, with_guess_warning
-from vitkit.weights.tensor_file import Source
 
+# timm comes last: its names are the most general, and files of others match them, too.
+_IN_ORDER = (GOOGLE, HUGGINGFACE, TORCHVISION, JEONSWORLD, LUCIDRAINS, DINOV2, DEIT, TIMM)
+FORMATS: dict[str, Format] = {form.name: form for form in _IN_ORDER}
 MALFORMED = (
     LookupError,
     TypeError,
@@ -39,6 +46,93 @@ MALFORMED = (
     RuntimeError,
 )
 """Exceptions of a format's code for documents and shapes that are not of this format."""
+GUESSED_FIELDS = (
+    "num_heads",
+    "head_width",
+    "activation",
+    "norm_eps",
+    "block",
+    "pooling",
+    "positions",
+    "positions_cover_prefix",
+    "image_size",
+    "rope_temperature",
+    "distilled_readout",
+    "resnet_variant",
+)
+"""Fields of `ViTSpec` that change a model's output and that a file may leave open."""
+SHAPE_FIELDS = (
+    "width",
+    "depth",
+    "mlp_width",
+    "mlp",
+    "norm",
+    "qk_norm",
+    "class_token",
+    "distillation_token",
+    "num_registers",
+    "embedding_norm",
+)
+"""Fields that tensors always determine; a preset that differs there is another model."""
+REMEDY = (
+    "if one is wrong, name the model (--model, model=) or the field (--spec.num-heads, num_heads=)"
+)
+
+
+def formats() -> set[str]:
+    """Return the names of the formats that can be read and written."""
+    return {OWN_FORMAT, *FORMATS}
+
+
+@dataclass(frozen=True)
+class Hints:
+    """Values for the fields that a file leaves open.
+
+    Attributes:
+        fields: fields of `ViTSpec` that the caller names.
+        named: the preset that the caller names, with those `fields` in it; or none.
+    """
+
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    named: ViTSpec | None = None
+
+    @classmethod
+    def for_model(cls, model: str | None, overrides: Mapping[str, Any]) -> Hints:
+        """Return the hints of `load(..., model=NAME)`; the name may have a tag.
+
+        Raises:
+            SettingError: there is no such preset.
+            SpecError: overrides that do not exist, or do not fit it.
+        """
+        if not model:
+            return cls()
+        return cls(named=preset(model.partition(".")[0], **overrides))
+
+    def differences(self, spec: ViTSpec, *further: str) -> list[str]:
+        """Return a line for each field in which a file is not of the named preset.
+
+        Args:
+            spec: inferred for the file.
+            *further: fields to compare beside `SHAPE_FIELDS`.
+        """
+        if self.named is None:
+            return []
+        lines: list[str] = []
+        for name in (*SHAPE_FIELDS, *further):
+            ours, theirs = getattr(self.named, name), getattr(spec, name)
+            if ours != theirs:
+                lines.append(f"{name} {ours}, not {theirs}")
+        return lines
+
+    def image_sizes(self) -> Iterator[Any]:
+        """Yield candidate image sizes, most likely first."""
+        if "image_size" in self.fields:
+            yield self.fields["image_size"]
+        if self.named is not None:
+            yield self.named.image_size
+
+
+# The format of a file, and the model in it.
 
 
 def refuse_other_model(path: str | Path, hints: Hints, spec: ViTSpec) -> None:
@@ -137,13 +231,113 @@ def _as_published(inferred: Inferred, entry: CatalogueEntry) -> Inferred:
     )
 
 
-# All foreign formats by name, in the order in which `detect` is called on a file.
-
-# timm comes last: its names are the most general, and files of others match them, too.
-_IN_ORDER = (GOOGLE, HUGGINGFACE, TORCHVISION, JEONSWORLD, LUCIDRAINS, DINOV2, DEIT, TIMM)
-FORMATS: dict[str, Format] = {form.name: form for form in _IN_ORDER}
+# Hints for values that a file does not state.
 
 
-def formats() -> set[str]:
-    """Return the names of the formats that can be read and written."""
-    return {OWN_FORMAT, *FORMATS}
+def infer_with_hints(
+    form: Format, header: Header, overrides: Mapping[str, Any], hints: Hints
+) -> Inferred:
+    """Infer the model of a file; hints decide the fields that are only usual.
+
+    Args:
+        form: the file's format.
+        header: header of the file, prepared.
+        overrides: fields that hold in any case.
+        hints: values for fields that are only usual.
+
+    Raises:
+        CheckpointError, SpecError: as for `form.infer`.
+    """
+    first, overrides = _first_inference(form, header, overrides, hints)
+    likely = _likely_fields(form, first, hints)
+    if not likely:
+        return first
+    # Hints are given as overrides to a second inference, so that they are checked like those.
+    second = form.infer(header, {**likely, **overrides})
+    before, after = first.spec.image_size, second.spec.image_size
+    same_rows = second.spec.position_rows and second.spec.num_patches == first.spec.num_patches
+    # The same number of patches in another grid: the rows are read in another order, so warn.
+    if before == after or not same_rows:
+        return second
+    line = (
+        f"its positions are read as those of {_by(after)} pixels, as requested, not resampled "
+        f"from {_by(before)}; if the file is of a model for {_by(before)}, resample them first: "
+        f"vitkit convert --adapt.image-size {after[0]} {after[1]}"
+    )
+    return replace(second, warnings=(*second.warnings, line))
+
+
+def _by(size: tuple[int, int]) -> str:
+    return f"{size[0]} x {size[1]}"
+
+
+def _first_inference(
+    form: Format, header: Header, overrides: Mapping[str, Any], hints: Hints
+) -> tuple[Inferred, Mapping[str, Any]]:
+    """Infer by the file alone, or by the first image size of the hints that fits it.
+
+    Returns:
+        The model, and the overrides with that size.
+    """
+    try:
+        return form.infer(header, overrides), overrides
+    except CheckpointError:
+        # The file alone does not decide its image size: try those that the caller may mean.
+        for size in hints.image_sizes():
+            sized = {"image_size": size, **overrides}
+            with suppress(CheckpointError, SpecError):
+                return form.infer(header, sized), sized
+        raise
+
+
+def _likely_fields(form: Format, inferred: Inferred, hints: Hints) -> dict[str, Any]:
+    """Return the hints for fields that are only usual."""
+    spec = inferred.spec
+    usual = [name for name in GUESSED_FIELDS if inferred.sure.get(name) == "usual"]
+    likely: dict[str, Any] = {}
+    # A preset of another shape says nothing about this file, so none of its values is taken.
+    if hints.named is not None and not hints.differences(spec):
+        for name in usual:
+            if name not in form.fixed:
+                likely[name] = getattr(hints.named, name)
+    for name in usual:
+        if name in hints.fields:
+            likely[name] = hints.fields[name]
+    # An image size is taken only if the position table may be for it.
+    likely.pop("image_size", None)
+    sizes = [size for size in hints.image_sizes() if _fits(spec, size)]
+    if "image_size" in usual and sizes:
+        likely["image_size"] = sizes[0]
+        likely.pop("positions_cover_prefix", None)  # the size decides it
+    return likely
+
+
+def _fits(spec: ViTSpec, size: Any) -> bool:
+    """Return True if the positions of a file may be for images of this size."""
+    try:
+        patches = spec.replace(image_size=size).num_patches
+    except SpecError:
+        return False
+    # Computed positions fit every size; learned ones need a row for each patch.
+    rows = spec.position_rows
+    return not rows or patches in (rows, rows - spec.num_prefix_tokens)
+
+
+def with_guess_warning(inferred: Inferred, form: Format) -> Inferred:
+    """Add a warning that names every guess about the model and its preprocessing, if any."""
+    values = vars(inferred.spec) | {"image_size": _by(inferred.spec.image_size)}
+    guesses: list[str] = []
+    for name in GUESSED_FIELDS:
+        if inferred.sure.get(name) == "usual" and name not in form.fixed:
+            guesses.append(f"{name} {values[name]}")
+    if not guesses:
+        return inferred
+    if inferred.sure.get("preprocess") == "usual":
+        mean = " ".join(map("{:g}".format, inferred.preprocess.mean))
+        std = " ".join(map("{:g}".format, inferred.preprocess.std))
+        guesses.append(f"preprocess (mean {mean}, std {std})")
+    line = (
+        "the file does not state these fields, so they have their usual values: "
+        f"{', '.join(guesses)}; {REMEDY}"
+    )
+    return replace(inferred, warnings=(*inferred.warnings, line))

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from vitkit.errors import CheckpointError, OutputError, SpecError
 from vitkit.io.atomic import FileWriter, write_new
-from vitkit.io.results import DOCUMENT_FILES
+from vitkit.io.untrusted import DOCUMENT_FILES
 from vitkit.models.positions import resample_positions
 from vitkit.models.vit import ViT
 from vitkit.other_names import right_word

@@ -28,7 +28,7 @@ from vitkit.data.datasets.build import POOL, NamedImages, assemble
 from vitkit.data.datasets.dataset import SPLIT_WORDS, Dataset, Store, StoredSplit
 from vitkit.data.datasets.splitting import is_hidden
 from vitkit.data.images.integrity import IMAGE_ENDINGS
-from vitkit.errors import CheckpointError, DataError, ImageError
+from vitkit.errors import DataError, ImageError
 from vitkit.io.caches import Index, cache_folder, cached_index, file_stamp
 from vitkit.io.download import download
 from vitkit.messages import escape, nearest_parent
@@ -116,16 +116,13 @@ def _downloaded(pattern: str) -> list[Shard]:
 
 
 def fetch_data(address: str, sha256: str = "") -> Path:
-    """Return the file at a web address as `download` does, for data.
+    """Return the file at a web address, from the cache or downloaded into it.
 
     Raises:
         DataError: not there, not reachable, not whole, or not the file expected.
         OutputError: the cache cannot be written.
     """
-    try:
-        return download(address, sha256=sha256)
-    except CheckpointError as error:
-        raise DataError(str(error)) from None
+    return download(address, sha256=sha256, rehash=False, error=DataError)
 
 
 def _indexed(path: Path, where: str, name: str) -> Shard:

@@ -32,9 +32,9 @@ from vitkit.training.optimization.parameters import freeze_parts
 from vitkit.weights.adapt import adapt
 from vitkit.weights.catalogue import find
 from vitkit.weights.checkpoint import Checkpoint, texts
-from vitkit.weights.hints import Hints
 from vitkit.weights.load import load_with
 from vitkit.weights.pretrained import adapt_to_spec, as_published
+from vitkit.weights.recognise_format import Hints
 from vitkit.weights.write import rebuilt
 
 SAVED_FACTS = ("place", "format", "sha256", "licence")

@@ -49,7 +49,7 @@ from vitkit.training.state.manifest import (
     write_manifest,
 )
 from vitkit.training.state.registry import Registry, Stateful, Tensors, read_shards, write_shards
-from vitkit.weights.array_files import safetensors_writer
+from vitkit.weights.files import safetensors_writer
 
 STEP = re.compile(r"step-(\d{8,})")
 """Names of states; any other name in the folder is left alone."""

@@ -20,6 +20,7 @@ import torch
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter
 from vitkit.spec import ViTSpec
+from vitkit.weights.files import Header, Shapes, Source
 from vitkit.weights.formats.format import (
     COMMON,
     FIXED_BY_CODE,
@@ -44,7 +45,6 @@ from vitkit.weights.formats.key_table import (
     row,
     token_rows,
 )
-from vitkit.weights.tensor_file import Header, Shapes, Source
 
 _PERIODS = "rope_embed.periods"
 _DINOV2_PREPROCESS = IMAGENET_MEAN.replace(interpolation="bicubic", crop_ratio=0.875)

@@ -21,6 +21,7 @@ from torch import nn
 
 from vitkit.errors import CheckpointError
 from vitkit.spec import STAGE_STRIDES, ViTSpec
+from vitkit.weights.files import Header, Source
 from vitkit.weights.formats.format import (
     CLASS_TOKEN_ONLY,
     FIRST_PAPER,
@@ -41,7 +42,6 @@ from vitkit.weights.formats.format import (
 )
 from vitkit.weights.formats.key_table import BLOCK, RESNET_UNIT, Table, renamed, row, stacked
 from vitkit.weights.formats.unwrapping import plain_head
-from vitkit.weights.tensor_file import Header, Source
 
 # torchvision.
 

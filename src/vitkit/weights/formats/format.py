@@ -21,12 +21,11 @@ from torch import Tensor, nn
 
 from vitkit.errors import CheckpointError, SpecError
 from vitkit.io.atomic import FileWriter
-from vitkit.io.results import parse_json
+from vitkit.io.untrusted import parse_json
 from vitkit.messages import plural
 from vitkit.spec import STAGE_STRIDES, Preprocess, ViTSpec
-from vitkit.weights.array_files import safetensors_writer
+from vitkit.weights.files import Header, Shapes, Source, safetensors_writer
 from vitkit.weights.formats.key_table import Table
-from vitkit.weights.tensor_file import Header, Shapes, Source
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter
+from vitkit.io.untrusted import MAX_TENSORS
 from vitkit.spec import MOST_BLOCKS, STAGE_STRIDES, ViTSpec
+from vitkit.weights.files import ComputedTensor, Header, Shapes, Source
 from vitkit.weights.formats.format import (
     COMMON,
     FIXED_BY_CODE,
@@ -38,8 +40,6 @@ from vitkit.weights.formats.key_table import (
     each,
     row,
 )
-from vitkit.weights.tensor_file import ComputedTensor, Header, Shapes, Source
-from vitkit.weights.zip_checks import MAX_TENSORS
 
 # The layouts of Google's `.npz` files: names changed to those of 2021, arrays from Flax's axes.
 #

@@ -14,8 +14,9 @@ import torch
 
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter
-from vitkit.io.results import read_json
+from vitkit.io.untrusted import read_json
 from vitkit.spec import ViTSpec
+from vitkit.weights.files import Header, Shapes, Source
 from vitkit.weights.formats.format import (
     COMMON,
     OPEN_FIELDS,
@@ -58,7 +59,6 @@ from vitkit.weights.formats.key_table import (
     stacked,
     token_rows,
 )
-from vitkit.weights.tensor_file import Header, Shapes, Source
 
 # The table between the names of a base model of transformers and ours.
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from vitkit.errors import CheckpointError
 from vitkit.messages import did_you_mean, plural
 from vitkit.spec import ViTSpec
-from vitkit.weights.tensor_file import Header, Shapes, Source
+from vitkit.weights.files import Header, Shapes, Source
 
 TensorParts: TypeAlias = tuple[Tensor, ...]
 """The tensors of one row, in its order."""

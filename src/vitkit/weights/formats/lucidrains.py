@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter
 from vitkit.spec import ViTSpec
+from vitkit.weights.files import Header, Source
 from vitkit.weights.formats.format import (
     CLASS_TOKEN_ONLY,
     FIRST_PAPER,
@@ -59,7 +60,6 @@ from vitkit.weights.formats.key_table import (
     renamed,
     row,
 )
-from vitkit.weights.tensor_file import Header, Source
 
 ARGUMENTS_KEY = "vit_pytorch"
 """Entry of the safetensors header with the constructor's arguments, JSON."""

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter
-from vitkit.io.results import read_json
+from vitkit.io.untrusted import read_json
 from vitkit.models.presets import table as presets
 from vitkit.spec import STAGE_STRIDES, Preprocess, ViTSpec
+from vitkit.weights.files import Header, Shapes, Source
 from vitkit.weights.formats.format import (
     FIRST_PAPER,
     FIXED_BY_CODE,
@@ -51,7 +52,6 @@ from vitkit.weights.formats.timm_config import (
     timm_architecture,
 )
 from vitkit.weights.formats.unwrapping import plain_head
-from vitkit.weights.tensor_file import Header, Shapes, Source
 
 # The table between timm's names and ours, and the names by which its files are known.
 

@@ -13,8 +13,8 @@ from vitkit.models.interface.pretrained import pretrained_config
 from vitkit.models.presets import preset, table
 from vitkit.other_names import POOLINGS, TIMM_KEYWORDS
 from vitkit.spec import Preprocess, ViTSpec
+from vitkit.weights.files import Header
 from vitkit.weights.formats.format import as_pair, how_to_state
-from vitkit.weights.tensor_file import Header
 
 EQUAL_PRESETS = {
     "vit_so400m_patch14_siglip_384": "vit_so400m_patch14_siglip_378",

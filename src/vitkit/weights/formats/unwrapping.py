@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from vitkit.errors import CheckpointError
 from vitkit.messages import plural
+from vitkit.weights.files import Source
 from vitkit.weights.formats.format import Format
 from vitkit.weights.formats.key_table import few, is_integer
-from vitkit.weights.tensor_file import Source
 
 INNER_PARTS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 """Parts that compiling or sharding single blocks of a model puts into the middle of names."""

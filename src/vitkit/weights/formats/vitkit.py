@@ -28,16 +28,22 @@ from vitkit.models.interface.classifier import COMPILED
 from vitkit.models.layers import eval_mode
 from vitkit.models.vit import ViT
 from vitkit.spec import Preprocess, ViTSpec
-from vitkit.weights.array_files import safetensors_writer
 from vitkit.weights.catalogue import with_assumption
 from vitkit.weights.checkpoint import blank_model, tensor_shapes
+from vitkit.weights.files import (
+    WEIGHT_DTYPES,
+    Header,
+    Shapes,
+    Source,
+    count_not_finite,
+    safetensors_writer,
+)
 from vitkit.weights.formats.format import (
     METADATA_KEY,
     Description,
     model_description,
     read_description,
 )
-from vitkit.weights.tensor_file import WEIGHT_DTYPES, Header, Shapes, Source, count_not_finite
 
 OWN_VERSION = 1
 """Version of the format, written into every file."""
