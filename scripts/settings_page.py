@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from train_settings import INTERNAL, docs
 
-from vitkit.training.config.foreign_names import PROGRAMS
+from vitkit.training.config.merging import programs
 from vitkit.training.config.train_config import SECTIONS
 
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
@@ -39,7 +39,7 @@ with what to do instead; case, dashes and underscores do not matter.
 def page() -> str:
     """Return the whole page."""
     rows = ""
-    for program, words in PROGRAMS.items():
+    for program, words in programs().items():
         for word, meaning in words.items():
             ours = meaning
             # a sentence says what to do instead; anything else is names of settings

@@ -6,18 +6,24 @@ them from there.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from vitkit.data.sources.open import DataSource, kept_data
-from vitkit.errors import check_type
-from vitkit.evaluation.comparison import Comparison, compare_checkpoints
+from vitkit.errors import SettingError, check_type
+from vitkit.io.results import given
+from vitkit.messages import plural
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from vitkit.evaluation.comparison import Comparison
+    from vitkit.plots.figure import NotebookFigure
     from vitkit.train_settings import TrainSettings
+    from vitkit.training.config.train_config import TrainConfig
     from vitkit.training.run import TrainResult
 
 # Training is imported in the functions that need it: an explanation must not wait for it.
@@ -54,10 +60,7 @@ def train(
         NonFiniteError: the loss or the gradient is not a finite number.
         Interrupted: SIGINT, SIGTERM, SIGHUP or SIGUSR1 came; everything is saved.
     """
-    from vitkit.reporting.report import train_and_report
-    from vitkit.training.resume import settings_of_python_call
-
-    with settings_of_python_call(data, _with_recipe(settings, recipe)) as config:
+    with _settings_of_call(data, recipe, settings) as config:
         # the report needs the objects among the settings, too
         result, _ = train_and_report(config)
     return result
@@ -92,17 +95,110 @@ def show_batch(
         UserError: wrong settings or data, as for `train`; `auto` and `probe`, which train on no
             augmented images.
     """
-    # imported here: matplotlib takes half a second, training one more
-    from vitkit.training.first_batch import draw_first_batch
-
-    return draw_first_batch(data, _with_recipe(settings, recipe), max_images)
+    with _settings_of_call(data, recipe, settings) as config:
+        return draw_batch(config, max_images)
 
 
-def _with_recipe(settings: TrainSettings, recipe: str | Path | None) -> dict[str, Any]:
+@contextmanager
+def _settings_of_call(
+    data: DataSource | None, recipe: str | Path | None, settings: TrainSettings
+) -> Iterator[TrainConfig]:
+    """Yield the settings of a call; its objects are found by their names while the block runs."""
+    from vitkit.training.config.merging import layered
+    from vitkit.training.config.passed_objects import refuse_missing, with_names
+    from vitkit.training.config.train_config import TrainConfig
+    from vitkit.training.recipes import recipe_settings
+    from vitkit.training.resume import resumed_settings
+
     # omitted, not None: a resumed run keeps its recipe
-    if recipe is None:
-        return {**settings}
-    return {**settings, "recipe": recipe}
+    texts, objects = with_names({**settings, **({} if recipe is None else {"recipe": recipe})})
+    # names of objects have a meaning in this call alone
+    with given(objects), kept_data(data) as address:
+        if address is not None:
+            texts["data"] = address
+        base = recipe_settings(texts.get("recipe"))
+        stored = resumed_settings(texts.get("resume"), texts.get("output"), base)
+        if "data" not in texts and "data" not in stored:
+            raise SettingError("data is missing; it comes first: vitkit.train(data, ...)")
+        config = TrainConfig(**layered(stored, base, texts))
+        refuse_missing(config)
+        yield config
+
+
+# What the verb and the function share.
+
+
+def train_and_report(config: TrainConfig) -> tuple[TrainResult, Path | None]:
+    """Train, or search with `auto`, and write the report of the run where the setting is on.
+
+    Args:
+        config: every setting.
+
+    Returns:
+        The result, and the path of the report; None without one.
+
+    Raises:
+        VitkitError: as `train` and `run_search`. A report that cannot be written is a line in the
+            log.
+    """
+    # imported here: most runs need neither a search nor, before their end, the report
+    if config.auto:
+        from vitkit.training.auto import run_search
+
+        result = run_search(config)
+    else:
+        from vitkit.training.train import train
+
+        result = train(config)
+    if not config.report:
+        return result, None
+    from vitkit.reporting.report import report_after_training
+
+    return result, report_after_training(result, quiet=config.quiet)
+
+
+def draw_batch(config: TrainConfig, max_images: int) -> NotebookFigure:
+    """Draw the first images of a run with its labels; the title has the model's values.
+
+    Args:
+        config: the settings of the run.
+        max_images: images to draw, of those in the first batch.
+
+    Raises:
+        UserError: wrong settings or data.
+    """
+    # imported here: matplotlib takes half a second, training one more
+    from vitkit.plots.figure import grid_of_images
+    from vitkit.training.monitoring.figures import fed_labels, fed_pixels
+    from vitkit.training.plan import make_plan, make_transform
+
+    if max_images < 1:
+        raise SettingError.about("max_images", max_images, "must be 1 or more")
+    for name in ("auto", "probe"):
+        if getattr(config, name):
+            raise SettingError(
+                f"--show-batch draws the augmented images of a single run; leave out --{name}"
+            )
+    plan = make_plan(config)
+    # with several micro-batches, images are mixed within each
+    batch = next(plan.steps[0].parts(config.grad_accum_steps))
+    fed = make_transform(plan)(batch, step=0)
+    pixels = fed_pixels(fed, plan.preprocess, max_images)
+    captions = []
+    for labels in fed_labels(fed, batch, plan.dataset.classes)[:max_images]:
+        # only an image of two mixed classes has several labels, each with its share
+        captions.append([one.name + (f" ({one.share})" if one.share else "") for one in labels])
+    count, channels, height, width = fed.images.shape
+    parts, values, images = config.grad_accum_steps, fed.images, plural(count, "image")
+    of_parts = "" if parts == 1 else f", part 1 of {parts}"
+    if len(pixels) < count:
+        images = f"{len(pixels):,} of {images}"
+    title = (
+        f"{plan.dataset.name}: first training batch{of_parts}, {images}\n"
+        f"{channels} x {height} x {width}, values {values.min():.2f} to {values.max():.2f}, mean "
+        f"{values.mean():.2f}, standard deviation {values.std(correction=0):.2f}"
+    )
+    return grid_of_images([*pixels], captions, title)
 
 
 def _check_paths(checkpoints: tuple[str | Path, ...]) -> None:
@@ -148,6 +244,7 @@ def compare(
         SettingError: fewer than two, one of them twice, or no data named and not the same in all.
         CheckpointError, DeviceError, OutputError: the message names the wrong value.
     """
+    from vitkit.evaluation.comparison import compare_checkpoints
     from vitkit.reporting.comparison import check_comparison_output, write_comparison
     from vitkit.training.config.train_config import kind_of_run
 

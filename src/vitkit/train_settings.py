@@ -119,9 +119,6 @@ class TrainSettings(TypedDict, total=False):
     """Images of an epoch that do not fill a batch: `drop` leaves them out of this epoch, `fill`
     adds others of the epoch a second time. Default: `fill` where the batch size follows from the
     data, else `drop`."""
-    find_batch_size: bool
-    """Before training, double the batch size until memory is full, throughput stops rising or an
-    epoch would have fewer than 8 steps; replaces `batch_size`."""
     grad_accum_steps: int
     """Number of micro-batches per optimizer step (gradient accumulation), for batches that do not
     fit into memory."""

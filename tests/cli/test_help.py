@@ -27,7 +27,7 @@ from vitkit.cli.parsing import read_flags
 from vitkit.cli.train import OF_THE_VERB
 from vitkit.errors import SettingError
 from vitkit.explaining.methods import METHODS
-from vitkit.training.config.foreign_names import PROGRAMS
+from vitkit.training.config.merging import programs
 from vitkit.training.config.train_config import SECTIONS, TrainConfig
 from vitkit.weights.catalogue import catalogue
 
@@ -169,12 +169,12 @@ def test_help_of_an_unknown_verb_names_the_nearest(capsys):
     assert "no verb 'trian' (did you mean 'train'?)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", programs())
 def test_words_of_other_programs_stand_for_settings_that_exist(program):
     known = {field.name for field in dataclasses.fields(TrainConfig)}
     known |= {f"spec.{field.name}" for field in dataclasses.fields(vitkit.ViTSpec)}
     known |= {"top_k", "to", "faithfulness"}  # flags of other verbs
-    for word, meaning in PROGRAMS[program].items():
+    for word, meaning in programs()[program].items():
         # a setting of train that another verb does not have; in train our own name wins
         shared = ("data", "attention_kernel", "grad_checkpointing", "parallel")
         assert word not in known or word in shared

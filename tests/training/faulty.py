@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from vitkit.training.trainer import Callback
+from vitkit import Callback
 
 
 class On(Callback):

@@ -7,12 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from training.tiny_runs import trained
 
-from vitkit.training import train as session
-from vitkit.training.config.merging import layered
-from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.recipes import recipe_settings
-from vitkit.training.trainer import Callback
+from vitkit import Callback
 
 TINY = {
     "recipe": "digits", "epochs": 3, "save_every": 10, "warmup_epochs": 1.0, "amp": "off",
@@ -27,8 +24,7 @@ def train(
     output: Path, data: str = "digits", callback: Callable[[], Callback] | None = None, **settings
 ):
     asked = {"data": data, "output": str(output)} | TINY | settings
-    config = TrainConfig(**layered(recipe_settings("digits"), asked))
-    return session.train(config, [callback] if callback else [])
+    return trained(asked, callback)
 
 
 def curves(run: Path) -> EventAccumulator:

@@ -9,12 +9,10 @@ from pathlib import Path
 import torch
 
 import vitkit
+from vitkit import Callback, Checkpoint, TrainConfig
 from vitkit.training import train as session
 from vitkit.training.config.merging import layered
-from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.resume import resumed_settings
-from vitkit.training.trainer import Callback
-from vitkit.weights.checkpoint import Checkpoint
 
 SPEC = {"image_size": 8, "patch_size": 4, "in_channels": 1, "num_classes": 10, "width": 16,
         "depth": 2, "num_heads": 2, "mlp_width": 32,

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import vitkit
-from vitkit.errors import SettingError
+from vitkit import SettingError
 from vitkit.training.optimization.precision import checkpoint_gradients
 
 SMALL = {"image_size": 32, "patch_size": 4, "width": 64, "depth": 4, "num_heads": 4,

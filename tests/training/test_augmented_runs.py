@@ -7,12 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from training.tiny_runs import end_of, run
+from training.tiny_runs import end_of, run, settings_of
 
 import vitkit
-from vitkit.errors import SettingError
-from vitkit.training.config.merging import read_yaml
-from vitkit.training.config.train_config import TrainConfig
+from vitkit import SettingError, TrainConfig
 from vitkit.training.monitoring.figures import grid
 from vitkit.training.plan import make_plan
 
@@ -36,7 +34,7 @@ def test_a_stopped_run_ends_with_the_same_bits_and_nothing_touches_evaluation(tm
 def test_the_grid_shows_what_is_fed(tmp_path: Path):
     settings = EVERYTHING | {"aa": 3, "save_augmented_grid": True, "max_steps": 1}
     made = run(tmp_path / "run", grad_accum_steps=1, **settings)
-    assert read_yaml(made.run / "config.yaml")["aa"] == "3"
+    assert settings_of(made.run)["aa"] == "3"
     sheet = np.asarray(Image.open(made.run / "augmented.png"))
     assert sheet.ndim == 3
     assert sheet.shape[1] > 8 * 112

@@ -14,7 +14,7 @@ from training.faulty import on
 from training.tiny_runs import STEPS, TINY, end_of, run
 
 import vitkit
-from vitkit.errors import Interrupted, UserCodeError
+from vitkit import Interrupted, UserCodeError
 from vitkit.training import saving
 from vitkit.training.state.manifest import step_of
 from vitkit.training.state.state_folder import newest_state

@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from training.tiny_runs import settings_of
 
 import vitkit
-from vitkit.cli import run as command
-from vitkit.errors import DataError, SettingError
-from vitkit.training.config.merging import read_yaml
+from vitkit import DataError, SettingError, cli
 from vitkit.training.config.train_config import USUAL
 from vitkit.training.state.manifest import step_of
 from vitkit.training.state.state_folder import list_states
@@ -42,10 +41,10 @@ def images(tmp_path_factory) -> Path:
     return write_images(tmp_path_factory.mktemp("data") / "images", 42)
 
 
-def settings_of(data: Path | str, output: Path, **given: object) -> dict:
+def chosen_for(data: Path | str, output: Path, **given: object) -> dict:
     """The settings that a run of one step has in its config.yaml."""
     asked = QUICK | {"max_steps": 1, "output": output} | given
-    return read_yaml(vitkit.train(data, **asked).run / "config.yaml")
+    return chosen_for(vitkit.train(data, **asked).run)
 
 
 def steps_of(run: Path) -> list[dict]:
@@ -54,7 +53,7 @@ def steps_of(run: Path) -> list[dict]:
 
 
 def test_a_small_set_gets_a_small_model_and_enough_steps(images, tmp_path):
-    found = settings_of(images, tmp_path / "run")
+    found = chosen_for(images, tmp_path / "run")
     assert (found["batch_size"], found["last_batch"]) == (8, "fill")
     steps_an_epoch = -(-84 // 8)
     assert 2000 <= found["epochs"] * steps_an_epoch < 2000 + steps_an_epoch
@@ -69,12 +68,12 @@ def test_a_small_set_gets_a_small_model_and_enough_steps(images, tmp_path):
 
 
 def test_grey_images_are_not_flipped(tmp_path):
-    found = settings_of(write_images(tmp_path / "grey", 4, grey=True), tmp_path / "run")
+    found = chosen_for(write_images(tmp_path / "grey", 4, grey=True), tmp_path / "run")
     assert (found["flip"], found["spec"]["in_channels"]) == (0.0, 1)
 
 
 def test_a_named_set_has_defaults_too_and_the_recipe_is_named(tmp_path):
-    found = settings_of("digits", tmp_path / "run")
+    found = chosen_for("digits", tmp_path / "run")
     assert (found["batch_size"], found["epochs"], found["spec"]["image_size"]) == (128, 155, 8)
     assert (
         "a recipe exists for this data: --recipe digits"
@@ -84,14 +83,14 @@ def test_a_named_set_has_defaults_too_and_the_recipe_is_named(tmp_path):
 
 def test_what_is_given_wins_though_it_is_a_usual_value(images, tmp_path):
     given = {name: USUAL[name] for name in USUAL if name != "batch_size"} | {"batch_size": 16}
-    found = settings_of(images, tmp_path / "run", img_size=24, **given)
+    found = chosen_for(images, tmp_path / "run", img_size=24, **given)
     assert {name: found[name] for name in given} == given
     assert (found["img_size"], found["spec"]["image_size"]) == (24, 24)
 
 
 def test_a_named_model_keeps_the_usual_rate_and_augmentation(images, tmp_path):
     named = {"model": "vit_tiny_patch16_224", "spec": SMALL}
-    found = settings_of(images, tmp_path / "run", **named)
+    found = chosen_for(images, tmp_path / "run", **named)
     steps = ("epochs", "batch_size", "last_batch", "warmup_epochs")
     assert {name: found[name] for name in USUAL if name not in steps} == {
         name: USUAL[name] for name in USUAL if name not in steps
@@ -99,7 +98,7 @@ def test_a_named_model_keeps_the_usual_rate_and_augmentation(images, tmp_path):
     assert found["spec"] == SMALL
     assert found["epochs"] == 46, "500 steps of 11"
     given = named | {"epochs": 5, "batch_size": 32}
-    found = settings_of(images, tmp_path / "given", **given)
+    found = chosen_for(images, tmp_path / "given", **given)
     assert (found["last_batch"], found["warmup_epochs"]) == ("drop", 1.0)
     log = (tmp_path / "given" / "train.log").read_text()
     assert "chosen for" not in log
@@ -109,37 +108,37 @@ def test_a_named_model_keeps_the_usual_rate_and_augmentation(images, tmp_path):
 @pytest.mark.parametrize("given", [{}, {"model": "vit_tiny_patch16_224", "spec": SMALL}],
                          ids=["model chosen", "model named"])  # fmt: skip
 def test_epochs_that_are_typed_give_the_run_that_chose_them(images, tmp_path, given):
-    chosen = settings_of(images, tmp_path / "chosen", **given)
-    typed = settings_of(images, tmp_path / "typed", epochs=chosen["epochs"], **given)
+    chosen = chosen_for(images, tmp_path / "chosen", **given)
+    typed = chosen_for(images, tmp_path / "typed", epochs=chosen["epochs"], **given)
     assert typed | {"output": chosen["output"]} == chosen
     assert chosen["warmup_epochs"] > 1, "a warm-up of one epoch would show no difference"
 
 
 def test_a_field_of_the_model_changes_the_one_that_is_chosen(images, tmp_path):
-    chosen = settings_of(images, tmp_path / "chosen")
-    found = settings_of(images, tmp_path / "run", spec={"patch_size": 6, "width": 32})
+    chosen = chosen_for(images, tmp_path / "chosen")
+    found = chosen_for(images, tmp_path / "run", spec={"patch_size": 6, "width": 32})
     assert found["spec"] == chosen["spec"] | {"patch_size": 6, "width": 32}
     differing = {name for name in chosen if found[name] != chosen[name]}
     assert differing <= {"spec", "output", "threads", "amp", "attention_kernel"}
-    larger = settings_of(images, tmp_path / "larger", spec={"image_size": 24})
+    larger = chosen_for(images, tmp_path / "larger", spec={"image_size": 24})
     assert (larger["spec"]["image_size"], larger["spec"]["patch_size"]) == (24, 6)
 
 
 def test_the_command_and_python_choose_the_same(images, tmp_path):
     flags = ["--max-steps", "1", "--device", "cpu", "--threads", "1", "--quiet", "--no-test"]
     flags += ["--no-plots", "--no-report"]
-    assert command(["train", str(images), "--output", str(tmp_path / "a"), *flags]) == 0
-    first = read_yaml(tmp_path / "a" / "config.yaml")
-    second = settings_of(images, tmp_path / "b")
+    assert cli.run(["train", str(images), "--output", str(tmp_path / "a"), *flags]) == 0
+    first = settings_of(tmp_path / "a")
+    second = chosen_for(images, tmp_path / "b")
     differing = {name for name in first if first[name] != second[name]}
     assert differing == {"output", "workers"}
 
 
 def test_a_resumed_run_decides_nothing_anew(images, tmp_path):
-    first = settings_of(images, tmp_path / "run")
+    first = chosen_for(images, tmp_path / "run")
     write_images(tmp_path / "more", 200)
     vitkit.train(images, resume=tmp_path / "run", max_steps=2, **QUICK)
-    second = read_yaml(tmp_path / "run" / "config.yaml")
+    second = settings_of(tmp_path / "run")
     assert second == first | {"max_steps": 2}
 
 
@@ -158,10 +157,10 @@ def test_no_image_is_left_out_of_an_epoch(tmp_path):
     (tmp_path / "other" / "train" / "00000").rename(data / "train" / "other")
     (tmp_path / "other" / "val" / "00000").rename(data / "val" / "other")
     done = vitkit.train(data, output=tmp_path / "run", epochs=2, **QUICK)
-    config = read_yaml(done.run / "config.yaml")
+    config = settings_of(done.run)
     assert (config["batch_size"], config["last_batch"]) == (8, "fill")
     assert [line["step"] for line in steps_of(done.run)] == [5, 10]
-    from vitkit.training.config.train_config import TrainConfig
+    from vitkit import TrainConfig
     from vitkit.training.plan import make_plan
 
     steps = make_plan(TrainConfig(**config)).steps
@@ -192,7 +191,7 @@ def test_of_few_classes_there_is_no_top_k(images, tmp_path):
 def test_two_images_of_each_class_are_enough(tmp_path):
     data = write_images(tmp_path / "data", 2, classes=3)
     done = vitkit.train(data, output=tmp_path / "run", epochs=1, **QUICK)
-    assert read_yaml(done.run / "config.yaml")["batch_size"] == 6
+    assert settings_of(done.run)["batch_size"] == 6
 
 
 def test_a_batch_larger_than_the_set_is_refused(images, tmp_path):
@@ -202,7 +201,7 @@ def test_a_batch_larger_than_the_set_is_refused(images, tmp_path):
 
 def test_images_larger_than_the_model_are_shrunk(tmp_path):
     data = write_images(tmp_path / "data", 2, side=1500)
-    found = settings_of(data, tmp_path / "run")
+    found = chosen_for(data, tmp_path / "run")
     assert (found["spec"]["image_size"], found["crop_scale"]) == (64, 0.35)
 
 
@@ -212,7 +211,7 @@ def test_images_larger_than_the_model_are_shrunk(tmp_path):
      ({"repeated_aug": 8}, 9)],
 )  # fmt: skip
 def test_the_batch_fits_the_other_settings(given, batch_size, images, tmp_path):
-    assert settings_of(images, tmp_path / "run", **given)["batch_size"] == batch_size
+    assert chosen_for(images, tmp_path / "run", **given)["batch_size"] == batch_size
 
 
 def test_two_images_of_each_class_train_without_validation(tmp_path):
@@ -232,13 +231,13 @@ def test_two_images_of_each_class_train_without_validation(tmp_path):
 
 @pytest.mark.parametrize("side", [1, 3, 5, 9, 11])
 def test_a_model_for_images_of_any_small_size(side, tmp_path):
-    found = settings_of("digits", tmp_path / "run", img_size=side)
+    found = chosen_for("digits", tmp_path / "run", img_size=side)
     assert found["spec"]["patch_size"] <= side
 
 
 @pytest.mark.parametrize(("side", "better"), [(97, 96), (13, 12), (62, 64), (502, 504)])
 def test_a_side_that_only_large_patches_divide_is_refused_with_a_better_one(side, better, tmp_path):
     with pytest.raises(SettingError, match=f"--img-size {side}: .* such as {better}"):
-        settings_of("digits", tmp_path / "run", img_size=side)
-    found = settings_of("digits", tmp_path / "run", img_size=better)
+        chosen_for("digits", tmp_path / "run", img_size=side)
+    found = chosen_for("digits", tmp_path / "run", img_size=better)
     assert better // found["spec"]["patch_size"] >= 3

@@ -16,8 +16,8 @@ from training.faulty import on
 from training.tiny_runs import end_of, run
 
 import vitkit
+from vitkit import CheckpointError, Interrupted, SettingError
 from vitkit.cli import run as command
-from vitkit.errors import CheckpointError, Interrupted, SettingError
 from vitkit.training.distillation import Teacher, as_teacher, renormalise
 from vitkit.training.run import TrainResult
 from vitkit.training.trainer import Callback

@@ -8,15 +8,13 @@ import safetensors.torch
 import torch
 from training.faulty import stopping_at
 from training.starts import DIGITS, SHORT, a_checkpoint, bits, log_of, only_begun, train
+from training.tiny_runs import last_state
 from weights.hub_cache import empty, published
 from weights.round_trips import noisy
 
 import vitkit
-from vitkit.errors import CheckpointError, Interrupted, SettingError, SpecError
+from vitkit import Callback, CheckpointError, Interrupted, SettingError, SpecError, TrainConfig
 from vitkit.training import train as session
-from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.state.state_folder import newest_state
-from vitkit.training.trainer import Callback
 
 
 def pixels(count: int, channels: int = 1) -> torch.Tensor:
@@ -179,7 +177,7 @@ def test_a_frozen_backbone_stays_as_it_was_and_has_no_dropout(tmp_path):
     training = {name for name, mode in Watched.modes.items() if mode}
     assert {"head", "head_drop"} <= training
     assert not {name for name in training if name.startswith(("blocks.", "embedding"))}
-    state = newest_state(result.run / "state")[0] / "optimizer.safetensors"
+    state = last_state(result.run) / "optimizer.safetensors"
     sizes = {t.numel() for t in safetensors.torch.load_file(state).values() if t.ndim}
     assert sizes == {160, 10}
     assert "of them frozen)" in log_of(result.run)

@@ -14,7 +14,7 @@ import pytest
 from training.faulty import On, on, stopping_at
 from training.starts import bits, train
 
-from vitkit.errors import Interrupted, LoaderError
+from vitkit import Interrupted, LoaderError
 
 ASKED = {"workers": 1, "spec": {"image_size": 8, "patch_size": 4, "in_channels": 1, "width": 16,
                                 "depth": 1, "num_heads": 2, "mlp_width": 32}}  # fmt: skip

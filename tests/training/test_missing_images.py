@@ -12,13 +12,11 @@ import pytest
 from shards import as_folder, samples
 from training import faulty
 from training.faulty import on
+from training.tiny_runs import end_of, last_state
 
-from vitkit.errors import DataError, ImageError, Interrupted
+from vitkit import Callback, DataError, ImageError, Interrupted, TrainConfig
 from vitkit.training import train as session
-from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.state.manifest import step_of
-from vitkit.training.state.state_folder import newest_state, run_hash
-from vitkit.training.trainer import Callback
 
 
 def train(
@@ -38,10 +36,6 @@ def train(
 def at(step: int, do: Callable[[], object]) -> Callable[[], Callback]:
     """Call a function before a step, counted from 0."""
     return faulty.at(step, lambda trainer: do())
-
-
-def end_of(output: Path) -> str:
-    return run_hash(newest_state(output / "state")[0])
 
 
 def log_of(output: Path) -> str:
@@ -69,7 +63,7 @@ def test_a_run_saves_before_it_ends_for_a_missing_image(images: Path, tmp_path: 
     output = tmp_path / "stopped"
     with pytest.raises(ImageError) as caught:
         train(images, output, at(3, take_away))
-    state, _ = newest_state(output / "state")
+    state = last_state(output)
     assert step_of(state) == 4  # the next batch has an image of every class
     assert "no such file; the run stopped at step 4, everything is saved" in str(caught.value)
     assert f"vitkit train --resume {output}" in str(caught.value)

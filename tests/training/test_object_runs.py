@@ -8,11 +8,10 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from torch.utils.data import Dataset as TorchDataset
+from training.tiny_runs import end_of
 
 import vitkit
-from vitkit.cli import run as command
-from vitkit.errors import DataError, SettingError, UserCodeError
-from vitkit.training.state.state_folder import newest_state, run_hash
+from vitkit import DataError, SettingError, UserCodeError, cli
 
 SPEC = {"image_size": 8, "patch_size": 4, "width": 8, "num_heads": 1, "mlp_width": 8, "depth": 1}
 SMALL = {
@@ -118,7 +117,7 @@ def test_a_stopped_run_goes_on_with_the_same_object_and_bits(tmp_path, workers):
         f"vitkit.train(data, resume='{tmp_path / 'run'}', callbacks=...)"
     )
     resumed = vitkit.train(Cells(), resume=tmp_path / "run", callbacks=[StopsAt(-1)], quiet=True)
-    ends = [run_hash(newest_state(r.run / "state")[0]) for r in (straight, resumed)]
+    ends = [end_of(r.run) for r in (straight, resumed)]
     assert ends[0] == ends[1]
     assert resumed.metrics == straight.metrics
 
@@ -134,7 +133,7 @@ def test_a_run_is_resumed_with_its_own_object_alone(tmp_path, capsys):
     run = vitkit.train((IMAGES, LABELS), output=tmp_path / "run", **SMALL).run
     with pytest.raises(SettingError, match=r"data memory://arrays-\w+; pass the same ones again: "):
         vitkit.train(resume=run, epochs=3)
-    assert command(["train", "--resume", str(run), "--epochs", "3"]) == 2
+    assert cli.run(["train", "--resume", str(run), "--epochs", "3"]) == 2
     assert f"vitkit.train(data, resume='{run}')" in capsys.readouterr().err
     changed = IMAGES.copy()
     changed[11] = 255 - changed[11]
@@ -212,8 +211,6 @@ def test_an_item_that_raises_in_the_middle_of_a_run_saves_it(tmp_path):
 
 
 def test_a_search_measures_an_object(tmp_path):
-    folder = tmp_path / "search"
-    # k-NN and one epoch are measured on the object before the budget is refused
-    with pytest.raises(SettingError, match=r"budget 0.1s is too short for scratch"):
-        vitkit.train((IMAGES, LABELS), auto=True, budget="0.1s", output=folder, quiet=True)
-    assert not folder.exists()
+    settings = {"budget": "0.1s", "output": tmp_path / "search", "quiet": True, "report": False}
+    found = vitkit.train((IMAGES, LABELS), auto=True, **settings)
+    assert vitkit.load(found.best).metadata["metrics"].keys() == {"val", "test"}

@@ -10,7 +10,7 @@ import torch
 from torch import nn, optim
 
 import vitkit
-from vitkit.errors import MissingExtraError, SettingError
+from vitkit import MissingExtraError, SettingError
 from vitkit.training.optimization.optimizers import BatchedMuon, check_optimizer, make_optimizer
 from vitkit.training.state.registry import OptimizerPart
 

@@ -7,7 +7,7 @@ import torch
 from noise import fill_with_noise
 
 import vitkit
-from vitkit.errors import SettingError
+from vitkit import SettingError
 from vitkit.training.optimization.optimizers import make_optimizer
 from vitkit.training.optimization.parameters import parameter_groups
 

@@ -11,9 +11,8 @@ from training.faulty import stopping_at
 from training.starts import DIGITS, a_checkpoint, bits, log_of, train
 
 import vitkit
+from vitkit import Callback, Interrupted, SettingError
 from vitkit.data.loading.batch import balanced_order
-from vitkit.errors import Interrupted, SettingError
-from vitkit.training.trainer import Callback
 
 GROWING = {"progressive": (4, 8), "epochs": 3}
 

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from training.tiny_runs import settings_of
 
 import vitkit
-from vitkit import cli
-from vitkit.training.config.merging import read_yaml
-from vitkit.training.config.train_config import TrainConfig
+from vitkit import TrainConfig, cli
 from vitkit.training.plan import open_training_data
 from vitkit.training.run_folder import RunFolder
 
@@ -50,7 +49,7 @@ def write(path: Path, *rows: tuple[str, ...], header: str = "path,old_class,new_
 
 def labels_of(run: Path) -> dict[str, str]:
     """Return the class of each image of the run."""
-    config = TrainConfig(**read_yaml(run / "config.yaml"))
+    config = TrainConfig(**settings_of(run))
     dataset, *_ = open_training_data(config, RunFolder(run))
     return {
         split.path(index): CLASSES[label]

@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 from training.faulty import at
-from training.tiny_runs import end_of, run
+from training.tiny_runs import end_of, last_state, run
 
 import vitkit
-from vitkit.errors import Interrupted, SettingError
-from vitkit.training.config.train_config import TrainConfig
+from vitkit import Interrupted, SettingError, TrainConfig
 from vitkit.training.state.manifest import read_manifest, write_manifest
-from vitkit.training.state.state_folder import newest_state
 
 CROPPED = {
     "epochs": 1, "warmup_epochs": 0.0, "crop_scale": 0.3, "log_examples": False,
@@ -32,7 +30,7 @@ def forget_resizer(run: Path) -> None:
     config = run / "config.yaml"
     lines = config.read_text().splitlines(keepends=True)
     config.write_text("".join(line for line in lines if not line.startswith("resizer:")))
-    state = newest_state(run / "state")[0]
+    state = last_state(run)
     manifest = read_manifest(state)
     del manifest["settings"]["resizer"]
     write_manifest(state, manifest)

@@ -15,8 +15,7 @@ from plots.figures import drawn_part, svg_text
 from training import logged_runs
 
 import vitkit
-from vitkit import cli
-from vitkit.errors import DataError, OutputError
+from vitkit import DataError, OutputError, cli
 from vitkit.training.run import TrainResult
 from vitkit.training.state.state_folder import newest_state, run_hash
 from vitkit.training.trainer import Callback, Trainer

@@ -22,9 +22,9 @@ from training.faulty import on, stopping_at
 from training.logged_runs import TINY, curves, lines, train
 
 import vitkit
+from vitkit import Interrupted
 from vitkit.data.datasets.splitting import with_validation
 from vitkit.data.sources.open import open_dataset
-from vitkit.errors import Interrupted
 from vitkit.training import folder, saving
 from vitkit.training import train as session
 from vitkit.training.monitoring.figures import example_predictions

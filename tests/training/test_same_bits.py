@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from training.tiny_runs import end_of, run
+from training.tiny_runs import end_of, run, settings_of
 
-from vitkit.training.config.merging import read_yaml
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.resume_check import prove_resume
 
@@ -54,11 +53,11 @@ def test_a_run_that_ended_before_its_first_state_starts_again_as_it_had_decided(
     keep_settings_alone(tmp_path / "run")
     left_open = {"amp": "auto", "attention_kernel": "auto", "threads": None, "resume": "auto"}
     run(**asked, **left_open)
-    again = read_yaml(tmp_path / "run" / "config.yaml")
+    again = settings_of(tmp_path / "run")
     assert (again["amp"], again["attention_kernel"], again["threads"]) == ("bfloat16", "fused", 1)
     keep_settings_alone(tmp_path / "run")
     run(**asked, **left_open, batch_size=32)
-    assert read_yaml(tmp_path / "run" / "config.yaml")["amp"] == "off"
+    assert settings_of(tmp_path / "run")["amp"] == "off"
 
 
 @pytest.mark.soak

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import vitkit
+from vitkit import OutputError
 from vitkit.distributed import ProcessGroup
-from vitkit.errors import OutputError
 from vitkit.training.optimization.optimizers import make_optimizer
 from vitkit.training.optimization.parameters import EMA
 from vitkit.training.state import state_folder

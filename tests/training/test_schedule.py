@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from vitkit.errors import SettingError
+from vitkit import SettingError
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.optimization.parameters import learning_rate
 from vitkit.training.plan import make_plan

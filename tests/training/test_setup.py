@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from bad_images import photo
 
-from vitkit.training.config.train_config import TrainConfig
+from vitkit import TrainConfig
 from vitkit.training.plan import make_plan
 
 

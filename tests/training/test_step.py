@@ -14,8 +14,8 @@ from training.starts import bits
 from training.tiny_runs import STEPS, TINY, run
 
 import vitkit
+from vitkit import NonFiniteError
 from vitkit.devices import seed_generators
-from vitkit.errors import NonFiniteError
 from vitkit.training.state.manifest import read_manifest
 from vitkit.training.state.state_folder import newest_state
 

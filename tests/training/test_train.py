@@ -16,24 +16,20 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from training.faulty import at, on, stopping_at
+from training.tiny_runs import last_state, settings_of, trained
 
 import vitkit
-from vitkit.data.sources.open import open_dataset
-from vitkit.errors import (
+from vitkit import (
+    Callback,
     CheckpointError,
     DataError,
     Interrupted,
     NonFiniteError,
     SettingError,
-    exit_code,
+    open_dataset,
 )
+from vitkit.errors import exit_code
 from vitkit.training import saving
-from vitkit.training import train as session
-from vitkit.training.config.merging import layered, read_yaml
-from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.recipes import recipe_settings
-from vitkit.training.state.state_folder import newest_state
-from vitkit.training.trainer import Callback
 
 TINY = {
     "recipe": "digits",
@@ -53,15 +49,14 @@ TIMES = ("images_per_s", "data_wait", "seconds")
 """Columns of metrics.csv that no two runs have alike."""
 
 
-def train(output: Path, **settings) -> session.TrainResult:
+def train(output: Path, **settings) -> vitkit.TrainResult:
     return vitkit.train("digits", output=str(output), **TINY | settings)
 
 
-def train_with(callback: Callable[[], Callback], output: Path, **settings) -> session.TrainResult:
+def train_with(callback: Callable[[], Callback], output: Path, **settings) -> vitkit.TrainResult:
     """The same run with one more callback."""
     asked = {"data": "digits", "output": str(output)} | TINY | settings
-    config = TrainConfig(**layered(recipe_settings("digits"), asked))
-    return session.train(config, [callback])
+    return trained(asked, callback)
 
 
 def fingerprint(path: Path) -> str:
@@ -73,7 +68,7 @@ def fingerprint(path: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory) -> session.TrainResult:
+def result(tmp_path_factory) -> vitkit.TrainResult:
     return train(tmp_path_factory.mktemp("runs") / "one", log_interval=5, plots=True)
 
 
@@ -238,7 +233,7 @@ def test_resume_starts_from_the_settings_of_the_run_and_says_what_changed(tmp_pa
     train(run, epochs=2, clip_grad=0.7)
     longer = vitkit.train("digits", resume=str(run), epochs=3, lr=1e-3, quiet=True)
     assert longer.run == run
-    stored = read_yaml(run / "config.yaml")
+    stored = settings_of(run)
     assert (stored["clip_grad"], stored["epochs"], stored["spec"]["depth"]) == (0.7, 3, 1)
     assert stored["recipe"] == "digits"
     log = (run / "train.log").read_text()
@@ -259,7 +254,7 @@ def test_resume_refuses_other_images_and_takes_the_same_ones_from_another_place(
     def start(data: Path, **settings):
         config = {"data": str(data), "output": str(tmp_path / "run")} | TINY
         config |= {"epochs": 2, "batch_size": 16, "warmup_epochs": 0.5} | settings
-        return session.train(TrainConfig(**layered(recipe_settings("digits"), config)))
+        return trained(config)
 
     start(images(tmp_path / "here", "low"))
     resume = {"resume": str(tmp_path / "run"), "epochs": 3}
@@ -280,13 +275,13 @@ def test_a_damaged_state_is_named_and_the_one_before_is_used(tmp_path, result):
     content = bytearray(model.read_bytes())
     content[-3] ^= 1
     model.write_bytes(content)
-    assert newest_state(run / "state")[0] == states[0]
+    assert last_state(run) == states[0]
     resumed = train(run, resume=str(run))
     assert fingerprint(resumed.last) == fingerprint(result.last)
     log = (run / "train.log").read_text()
     assert "model.safetensors has sha256" in log
     assert "; skipped" in log
-    assert newest_state(run / "state") == (states[-1], [])  # written again, whole this time
+    assert last_state(run) == states[-1]  # written again, whole this time
     for state in states:
         (state / "MANIFEST.json").unlink()
     with pytest.raises(CheckpointError, match="no intact state"):

@@ -1,32 +1,25 @@
-"""Auto-tuning before the first step: learning rate, batch size, half precision, compiler."""
+"""Auto-tuning before the first step: learning rate, half precision, compiler."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from training.tiny_runs import end_of, run
+from training.tiny_runs import end_of, run, settings_of
 
 import vitkit
-from vitkit import cli
+from vitkit import CheckpointError, NonFiniteError, SettingError, TrainConfig, TrainingStep, cli
 from vitkit.data.augmentation.pipeline import BatchTransform
-from vitkit.data.loading.loader import TrainingSteps
-from vitkit.errors import CheckpointError, NonFiniteError, SettingError
 from vitkit.plots.curves import draw_rate_search
-from vitkit.training.config.merging import read_yaml
-from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.optimization.optimizers import configured_optimizer
 from vitkit.training.optimization.precision import LossScale
-from vitkit.training.plan import Plan, make_objective, make_plan, make_step
-from vitkit.training.step import TrainingStep
-from vitkit.training.tuning import find_batch_size, find_lr
+from vitkit.training.plan import Plan, make_plan, make_step
+from vitkit.training.tuning import find_lr
 
 SPEC = {"image_size": 8, "patch_size": 4, "in_channels": 1, "width": 16, "depth": 1, "num_heads": 2,
         "mlp_width": 32}  # fmt: skip
@@ -47,9 +40,8 @@ def fresh(plan: Plan) -> vitkit.ViT:
 
 def stepping(plan: Plan, model: vitkit.ViT, **settings: object) -> TrainingStep:
     plan = dataclasses.replace(plan, config=dataclasses.replace(plan.config, **settings))
-    objective = make_objective(plan, model, plan.config.amp)
     optimizer = configured_optimizer(model, plan.config)
-    return make_step(plan, objective, optimizer, BatchTransform(plan.preprocess, plan.device))
+    return make_step(plan, model, optimizer, BatchTransform(plan.preprocess, plan.device))
 
 
 def loss_after(plan: Plan, lr: float, steps: int = 60) -> float:
@@ -84,56 +76,6 @@ def test_the_rate_that_is_found_trains_better_than_a_hundredth_and_a_hundred_tim
     assert loss_after(plan, lr) < min(loss_after(plan, lr / 100), loss_after(plan, lr * 100))
 
 
-def found_on(
-    plan: Plan, seconds: Callable[[int], float], memory: float = math.inf
-) -> tuple[int, str]:
-    """Find the batch size on a machine of its own kind.
-
-    Args:
-        plan: plan of the run.
-        seconds: images of a batch -> the time of a step.
-        memory: images that fit at once.
-    """
-    model, times = fresh(plan), [0.0]
-
-    def machine(module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
-        if len(inputs[0]) > memory:
-            raise torch.OutOfMemoryError("out of memory")
-        times.append(seconds(len(inputs[0])))
-
-    model.register_forward_pre_hook(machine)
-    return find_batch_size(plan, model, clock=lambda: sum(times))
-
-
-def test_the_batch_grows_until_memory_ends(plan):
-    size, line = found_on(plan, lambda images: 0.1, memory=32)
-    assert size == 32
-    assert line.startswith("batch size: 32 (images per second at 8: ")
-    assert line.endswith("64: out of memory)")
-
-
-def test_the_batch_stops_growing_where_it_is_no_faster(plan):
-    """Larger batches are slower per image here."""
-    assert found_on(plan, lambda images: 1e-3 * images**2)[0] == 8
-
-
-def test_the_batch_leaves_an_epoch_some_steps_and_says_so(plan):
-    """Larger batches are always faster here; 128 of 1,294 images leave 10 steps."""
-    size, line = found_on(plan, lambda images: 1.0)
-    assert size == 128
-    assert len(plan.steps.split) // size >= 8 > len(plan.steps.split) // (2 * size)
-    assert "128: 128); with a larger one an epoch would have fewer than 8 steps; lr" in line
-
-
-def test_the_batch_has_more_images_than_one_has_views(plan):
-    steps = copy.copy(plan.steps)
-    steps.repeats = 9
-    views = dataclasses.replace(
-        plan, steps=steps, config=dataclasses.replace(plan.config, repeated_aug=9)
-    )
-    assert found_on(views, lambda images: 1e-3 * images**2)[0] == 16
-
-
 def test_a_loss_that_is_never_finite_has_no_rate(tmp_path):
     def undefined(logits, targets):
         return torch.nn.functional.cross_entropy(logits, targets) * math.nan
@@ -146,36 +88,26 @@ def test_a_loss_that_is_never_finite_has_no_rate(tmp_path):
 
 
 def test_what_was_found_is_a_setting_of_the_run_and_of_its_resumption(tmp_path):
-    asked = SHORT | {"find_lr": True, "find_batch_size": True, "grad_accum_steps": 1,
-                     "val_fraction": 0.9, "spec": SPEC, "plots": True}  # fmt: skip
+    asked = SHORT | {
+        "find_lr": True,
+        "val_fraction": 0.9,
+        "spec": SPEC,
+        "batch_size": 8,
+        "plots": True,
+    }
     run(tmp_path / "run", **asked | {"max_steps": 2})
-    first = read_yaml(tmp_path / "run" / "config.yaml")
-    assert (first["find_lr"], first["find_batch_size"]) == (False, False)
+    first = settings_of(tmp_path / "run")
+    assert first["find_lr"] is False
     log = (tmp_path / "run" / "train.log").read_text()
     assert f"lr: {first['lr']:g} (the loss fell" in log
-    assert f"batch size: {first['batch_size']} (images" in log
     run(tmp_path / "run", **asked | {"max_steps": 3, "resume": str(tmp_path / "run")})
-    second = read_yaml(tmp_path / "run" / "config.yaml")
+    second = settings_of(tmp_path / "run")
     assert second == first | {"max_steps": 3}
     assert (tmp_path / "run" / "train.log").read_text().count("(the loss fell") == 1
     assert (tmp_path / "run" / "lr_finder.png").read_bytes().startswith(b"\x89PNG")
     drawn = (tmp_path / "run" / "lr_finder.svg").read_text()
     for words in ("learning rate (logarithmic)", "loss (nats)", f"chosen: {first['lr']:g}"):
         assert f">{words}<" in drawn.replace("e-0", "e-"), words
-
-
-def test_what_cannot_be_looked_for_is_refused():
-    with pytest.raises(SettingError, match="leave out --grad-accum-steps"):
-        make_plan(TrainConfig(data="digits", find_batch_size=True, grad_accum_steps=2))
-
-
-def test_a_plan_in_other_batches_has_other_steps(plan):
-    other = plan.with_settings({"batch_size": 64, "lr": 0.5})
-    assert (other.config.batch_size, other.config.lr) == (64, 0.5)
-    assert isinstance(other.steps, TrainingSteps)
-    assert other.total_steps == plan.config.epochs * (len(plan.steps.split) // 64)
-    assert len(other.steps[0].labels) == 64
-    assert (plan.steps.batch_size, len(plan.steps[0].labels)) == (32, 32)
 
 
 def test_the_loss_scale_halves_at_once_and_doubles_in_time():
@@ -252,19 +184,19 @@ def test_the_kernel_that_was_decided_is_kept(tmp_path):
     """`auto` is decided once per run; a run with a given precision has nothing to decide."""
     asked = SHORT | {"amp": "auto", "spec": SPEC, "max_steps": 2}
     run(tmp_path / "tried", **asked)
-    before = read_yaml(tmp_path / "tried" / "config.yaml")
+    before = settings_of(tmp_path / "tried")
     assert before["attention_kernel"] in ("fused", "plain")
     log = (tmp_path / "tried" / "train.log").read_text()
     assert f"precision: float32, {before['attention_kernel']} attention (" in log
     run(tmp_path / "tried", **asked | {"max_steps": 3, "resume": str(tmp_path / "tried")})
-    assert read_yaml(tmp_path / "tried" / "config.yaml") == before | {"max_steps": 3}
+    assert settings_of(tmp_path / "tried") == before | {"max_steps": 3}
     other = "fused" if before["attention_kernel"] == "plain" else "plain"
     asked |= {"resume": str(tmp_path / "tried"), "attention_kernel": other}
     with pytest.raises(SettingError, match="differ from the run's: attention_kernel"):
         run(tmp_path / "tried", **asked)
     asked |= {"resume": None, "attention_kernel": "auto"}
     run(tmp_path / "named", **asked | {"amp": "off"})
-    assert read_yaml(tmp_path / "named" / "config.yaml")["attention_kernel"] == "fused"
+    assert settings_of(tmp_path / "named")["attention_kernel"] == "fused"
     assert "precision:" not in (tmp_path / "named" / "train.log").read_text()
 
 
@@ -311,9 +243,4 @@ def test_without_a_compiler_a_run_goes_on_and_says_so(tmp_path, capsys, monkeypa
     assert cli.run([*compiled(tmp_path / "run"), "--max-steps", "1"]) == 0
     printed = capsys.readouterr().out
     assert "compile: there is no C++ compiler here; the training step is not compiled" in printed
-    assert read_yaml(tmp_path / "run" / "config.yaml")["compile"] is False
-
-
-def test_where_not_even_the_smallest_batch_fits_it_says_so(plan):
-    with pytest.raises(SettingError, match="out of memory with 8 images at once; lower --img-size"):
-        found_on(plan, lambda images: 0.1, memory=7)
+    assert settings_of(tmp_path / "run")["compile"] is False

@@ -7,12 +7,11 @@ import pytest
 from PIL import Image
 from training.starts import a_checkpoint
 
-from vitkit.errors import SettingError
+from vitkit import SettingError, TrainConfig
+from vitkit.training.config.contradictions import notes_on_settings
 from vitkit.training.config.merging import layered
-from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.plan import Plan, make_plan
 from vitkit.training.recipes import recipe_settings
-from vitkit.training.setup.unused_settings import note_on_probe
 
 OWN = "training.test_losses:hard_only"
 
@@ -151,13 +150,6 @@ def test_a_width_that_leaves_the_mlp_behind_is_noted():
     assert not any(note.startswith(narrow) for note in notes)
 
 
-def test_a_run_goes_on_with_statistics_that_are_refused_now():
-    with pytest.raises(SettingError, match="--mean 3: expected values from 0 to 1"):
-        planned(mean=(3.0,), std=(0.5,))
-    config = TrainConfig(**planned(mean=(0.3,), std=(0.5,)).config.to_json() | {"mean": (3.0,)})
-    assert make_plan(config, resumes=True).preprocess.mean == (3.0,)
-
-
 @pytest.mark.parametrize(
     ("recipe", "settings", "left_out"),
     [
@@ -206,10 +198,11 @@ def test_details_of_a_recipe_s_mixing_go_with_it_where_it_is_probed(tmp_path):
 
 
 def test_a_probe_names_what_it_ignores():
-    config = TrainConfig(data="digits", drop_path=0.1, on_nan="skip", lr=0.1, find_lr=False)
-    line = note_on_probe(config)
+    config = TrainConfig(
+        data="digits", probe="knn", pretrained="a", drop_path=0.1, on_nan="skip", lr=0.1
+    )
+    (line,) = notes_on_settings(config, 1, 1)
     assert line == "--probe makes no training steps: drop_path, lr, on_nan without effect"
-    assert note_on_probe(TrainConfig(data="digits")) is None
 
 
 def test_classes_without_images_are_noted_once(tmp_path):

@@ -8,11 +8,10 @@ import sys
 import numpy as np
 import pytest
 import torch
+from training.tiny_runs import end_of, last_state
 
 import vitkit
-from vitkit.cli import run as command
-from vitkit.errors import SettingError, UserCodeError
-from vitkit.training.state.state_folder import newest_state, run_hash
+from vitkit import SettingError, UserCodeError, cli
 
 SPEC = {"image_size": 8, "patch_size": 4, "width": 8, "num_heads": 1, "mlp_width": 8, "depth": 1}
 SMALL = {
@@ -65,10 +64,6 @@ def settings_of(run):
     return (run / "config.yaml").read_text()
 
 
-def end_of(run):
-    return run_hash(newest_state(run / "state")[0])
-
-
 def test_importable_objects_are_stored_by_name_and_need_not_be_passed_again(tmp_path, own):
     passed = {
         "loss": own.double, "metrics": [own.worst], "transform": own.shaken,
@@ -98,7 +93,7 @@ def test_names_are_flags(tmp_path, own, monkeypatch):
     words += [f"--spec.{name}={value}" for name, value in SPEC.items()]
     words += ["--metrics", "own_code:worst", "--transform", "own_code:shaken"]
     words += ["--no-plots", "--no-report"]
-    assert command([*words, "--callbacks", "own_code:Epochs"]) == 0
+    assert cli.run([*words, "--callbacks", "own_code:Epochs"]) == 0
     assert own.SEEN == [1]
     assert "worst" in vitkit.load("run").metadata["metrics"]["test"]
 
@@ -125,7 +120,7 @@ def test_objects_of_a_notebook_must_be_passed_again(tmp_path, capsys):
     message = str(error.value)
     assert "<locals>.shaken, callbacks " in message
     assert message.endswith(f"vitkit.train(data, resume='{run}', transform=..., callbacks=...)")
-    assert command(["train", "--resume", str(run), "--epochs", "2"]) == 2
+    assert cli.run(["train", "--resume", str(run), "--epochs", "2"]) == 2
     assert "loss=..., transform=..., callbacks=..." in capsys.readouterr().err
     resumed = vitkit.train(resume=run, epochs=2, quiet=True, **passed)
     assert counts.steps == 20
@@ -287,7 +282,7 @@ def test_a_transform_that_fails_names_the_image_and_saves_the_run(tmp_path):
         UserCodeError, match=r"the result of the transform .*fails: digits\[\d+\]: the"
     ):
         vitkit.train("digits", output=tmp_path / "run", transform=fails, **SMALL)
-    assert newest_state(tmp_path / "run/state")[0].name == "step-00000002"
+    assert last_state(tmp_path / "run").name == "step-00000002"
     resumed = vitkit.train("digits", resume=tmp_path / "run", transform=fails, quiet=True)
     assert resumed.stopped == "1 epoch"
 
@@ -334,7 +329,7 @@ def test_a_module_that_fails_while_it_is_imported_is_one_line(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     words = ["train", "digits", "--output", "run", "--epochs", "1", f"--{flag}"]
-    assert command([*words, "faulty_code:thing"]) == 2
+    assert cli.run([*words, "faulty_code:thing"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"--{flag} faulty_code:thing cannot be imported: " in line
     assert not (tmp_path / "run").exists()

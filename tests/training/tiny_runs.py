@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+from ruamel.yaml import YAML
+
+import vitkit
+from vitkit import Callback
 from vitkit.training import train
 from vitkit.training.config.merging import layered
-from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.recipes import recipe_settings
 from vitkit.training.state.state_folder import newest_state, run_hash
-from vitkit.training.trainer import Callback
 
 TINY = {
     "recipe": "digits", "epochs": 3, "warmup_epochs": 1.0, "amp": "off", "batch_size": 128,
@@ -22,17 +25,33 @@ STEPS = 30
 """Of the whole run; 10 an epoch."""
 
 
+def trained(
+    settings: Mapping[str, object], callback: Callable[[], Callback] | None = None
+) -> vitkit.TrainResult:
+    """A run by the recipe `digits` with one more callback, which is no setting of the run."""
+    config = vitkit.TrainConfig(**layered(recipe_settings("digits"), settings))
+    return train.train(config, [callback] if callback else [])
+
+
 def run(
     output: Path, callback: Callable[[], Callback] | None = None, **settings: object
-) -> train.TrainResult:
-    asked = {"data": "digits", "output": str(output)} | TINY | settings
-    config = TrainConfig(**layered(recipe_settings("digits"), asked))
-    return train.train(config, [callback] if callback else [])
+) -> vitkit.TrainResult:
+    return trained({"data": "digits", "output": str(output)} | TINY | settings, callback)
+
+
+def settings_of(output: Path) -> dict[str, Any]:
+    """The settings in the config.yaml of a run."""
+    return YAML(typ="safe", pure=True).load(output / "config.yaml")
+
+
+def last_state(output: Path) -> Path:
+    """The newest intact state of a run."""
+    return newest_state(output / "state")[0]
 
 
 def end_of(output: Path) -> str:
     """The hash of what a run ended with."""
-    return run_hash(newest_state(output / "state")[0])
+    return run_hash(last_state(output))
 
 
 def command(output: Path, **settings: object) -> list[str]:

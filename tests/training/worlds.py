@@ -16,16 +16,14 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore
 
+from vitkit import Callback, TrainConfig, Trainer, VitkitError, exit_code
 from vitkit.data.loading.batch import Batch
 from vitkit.distributed import ProcessGroup, join_process_group, local_tensor
-from vitkit.errors import VitkitError, exit_code
 from vitkit.training import train
 from vitkit.training.callbacks import AverageWeights
 from vitkit.training.config.merging import layered
-from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.recipes import recipe_settings
 from vitkit.training.step import StepResult
-from vitkit.training.trainer import Callback, Trainer
 
 PLAIN = {
     "recipe": "digits", "epochs": 3, "warmup_epochs": 1.0, "amp": "off", "batch_size": 128,

@@ -16,8 +16,7 @@ from vitkit.cli.arguments import KINDS, Argument, Command, inverse
 from vitkit.errors import SettingError, UserError
 from vitkit.exporting.artefact import engine_refused, is_artefact, refuse_needless_trust
 from vitkit.process import uncollected_imports
-from vitkit.training.config.foreign_names import letters
-from vitkit.training.config.merging import hint_on
+from vitkit.training.config.merging import hint_on, letters
 
 if TYPE_CHECKING:
     from vitkit.engines.choose import EngineOptions

@@ -37,6 +37,7 @@ MOST_SHOWN = 64
 def _write_batch_figure(config: TrainConfig) -> None:
     """Draw the first training batch in the working folder, and print where it is."""
     # imported here, as those below: --help and wrong settings wait for none of them
+    from vitkit.api import draw_batch
     from vitkit.cli.images import files_of_data
 
     path = Path(BATCH_FIGURE)
@@ -45,7 +46,6 @@ def _write_batch_figure(config: TrainConfig) -> None:
         [path], BATCH_FILE, inputs=inputs, overwrite=config.overwrite, flag="--show-batch"
     )
     from vitkit.plots.figure import SCREEN_DPI, encode_png
-    from vitkit.training.first_batch import draw_batch
 
     figure = draw_batch(config, MOST_SHOWN)
     write_bytes(path, encode_png(figure, software=BATCH_WRITER, dpi=SCREEN_DPI))
@@ -234,7 +234,7 @@ def _begin(config: TrainConfig, *, prove: bool) -> None:
         if not proof.is_exact:
             raise VitkitError("the resumed run did not end with the same bits; please report it")
     else:
-        from vitkit.reporting.report import train_and_report
+        from vitkit.api import train_and_report
 
         _print_end(config, *train_and_report(config))
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, get_args
 
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from vitkit.models.attention import PLAIN, Context, MultiHeadSelfAttention
 from vitkit.models.layers import DropPath, LayerScale, by_name, make_norm
@@ -200,3 +201,9 @@ def _run_recorded(
     tokens = block(tokens, context._replace(attend=record.attend(layer)))
     record.keep(layer, tokens)
     return tokens
+
+
+def recompute_block(block: nn.Module, tokens: Tokens, context: Context) -> Tokens:
+    """Run a block that keeps only its input, and is run again in the backward pass."""
+    recomputed: Tokens = checkpoint(block, tokens, context, use_reentrant=False)
+    return recomputed

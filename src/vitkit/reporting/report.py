@@ -18,7 +18,6 @@ from vitkit.process import raise_on_signal
 from vitkit.reporting.mistakes import SUSPECTS_FILE, write_suspects
 from vitkit.reporting.run import Missing, ReportedRun
 from vitkit.reporting.sections import SECTIONS
-from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.monitoring.run_log import Display
 from vitkit.training.run import TrainResult
 from vitkit.training.run_folder import RunFolder
@@ -79,40 +78,12 @@ def report(
     return path
 
 
-# Training with a report at its end: for `vitkit train` and `vitkit.train`.
-
-
-def train_and_report(config: TrainConfig) -> tuple[TrainResult, Path | None]:
-    """Train, or search with `auto`, and write the report of the run where the setting is on.
-
-    Args:
-        config: every setting.
-
-    Returns:
-        The result, and the path of the report; None without one.
-
-    Raises:
-        VitkitError: as `train` and `run_search`. A report that cannot be written is a line in the
-            log.
-    """
-    # imported here: a search is rare, and imports much more
-    if config.auto:
-        from vitkit.training.auto import run_search
-
-        result = run_search(config)
-    else:
-        from vitkit.training.train import train
-
-        result = train(config)
-    return result, _report(result, config)
-
-
-def _report(result: TrainResult, config: TrainConfig) -> Path | None:
-    """Write the report at the end of training; if that fails, log a line.
+def report_after_training(result: TrainResult, *, quiet: bool) -> Path | None:
+    """Write the report of a run that has just ended; if that fails, log a line.
 
     Args:
         result: result of the run; after `--auto` the winner's run has the report.
-        config: the settings; `report` and `quiet` are used.
+        quiet: print nothing.
 
     Returns:
         The path of the report; None without one.
@@ -122,7 +93,7 @@ def _report(result: TrainResult, config: TrainConfig) -> Path | None:
         folder = RunFolder(result.last.parents[1])
     # one of several processes writes it; a probe by nearest neighbours leaves no weights
     is_first = os.environ.get("RANK", "0") == "0"
-    if not config.report or not folder.config.exists() or not is_first:
+    if not folder.config.exists() or not is_first:
         return None
     try:
         with raise_on_signal(folder.resume_hint):
@@ -135,7 +106,7 @@ def _report(result: TrainResult, config: TrainConfig) -> Path | None:
             folder,
             f"warning: {folder.report.name} is not written: {reason}; the results are complete "
             "without it",
-            quiet=config.quiet,
+            quiet=quiet,
         )
     return None
 

@@ -18,16 +18,15 @@ from vitkit.distributed import local_tensor
 from vitkit.errors import Interrupted, NonFiniteError
 from vitkit.evaluation.loop import KeptOutputs, count_predictions, load_metrics
 from vitkit.evaluation.metrics import Metrics
-from vitkit.io.atomic import write_bytes
 from vitkit.messages import plural
 from vitkit.models.vit import ViT
-from vitkit.training.config.merging import to_yaml
+from vitkit.training.config.merging import write_yaml
 from vitkit.training.monitoring.figures import example_predictions
 from vitkit.training.monitoring.run_log import epochs_per_line
 from vitkit.training.optimization.parameters import EMA, train_mode
+from vitkit.training.recipes.defaults import limit_warmup
 from vitkit.training.run import EpochResult, Run, evaluate_split
 from vitkit.training.saving import Save
-from vitkit.training.setup.defaults import limit_warmup
 from vitkit.training.state.registry import Progress
 from vitkit.training.state.state_folder import withdraw_state
 from vitkit.training.step import StepResult, unsharded_model
@@ -155,9 +154,7 @@ class KeepDeadline(Callback):
             self._write()
 
     def _write(self) -> None:
-        folder = self.run.folder
-        stored = self.run.plan.settings_to_store(folder.root)
-        write_bytes(folder.config, to_yaml(stored.to_json()).encode())
+        write_yaml(self.run.folder.config, self.run.settings_to_store())
         self._written = time.monotonic()
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn, optim
 
 from vitkit.data.augmentation.mixing import Mixing
-from vitkit.data.augmentation.pipeline import BatchTransform, UserTransform
+from vitkit.data.augmentation.pipeline import BatchTransform
 from vitkit.data.checks.check import Report, drop_or_refuse_unreadable
 from vitkit.data.checks.check import with_corrections as relabel
 from vitkit.data.datasets.dataset import Dataset
@@ -24,53 +24,49 @@ from vitkit.data.sources.open import open_dataset
 from vitkit.devices import is_out_of_memory, resolve_device
 from vitkit.distributed import ProcessGroup
 from vitkit.errors import SettingError, UserCodeError, VitkitError
+from vitkit.frozen import field_names
 from vitkit.messages import plural
 from vitkit.process import StopFlag, available_cores
 from vitkit.shapes import Logits, Loss, Targets
 from vitkit.spec import Preprocess, ViTSpec
-from vitkit.training.config.data_settings import DataSettings, DistillationSettings
-from vitkit.training.config.meaning import Settings
-from vitkit.training.config.passed_objects import resume_command
-from vitkit.training.config.train_config import RunConfig, TrainConfig
-from vitkit.training.distillation import (
-    Distillation,
-    DistillingObjective,
-    Teacher,
-    TeacherTargets,
-    as_teacher,
+from vitkit.training.checks import (
+    check_data,
+    check_model,
+    check_names,
+    check_warmup,
+    notes_on_recipe,
+    user_transform,
 )
+from vitkit.training.config.contradictions import (
+    check_contradictions,
+    notes_on_settings,
+    resolve_defaults,
+)
+from vitkit.training.config.data_settings import DataSettings
+from vitkit.training.config.meaning import Settings
+from vitkit.training.config.train_config import RunConfig, TrainConfig
+from vitkit.training.initial_weights import initial_weights, load_initial
 from vitkit.training.optimization.losses import make_loss
 from vitkit.training.optimization.parameters import learning_rate
 from vitkit.training.optimization.precision import Precision
+from vitkit.training.recipes import recipe_settings
+from vitkit.training.recipes.defaults import chooses_model, decide_settings
 from vitkit.training.run_folder import RunFolder, resumed_folder
-from vitkit.training.setup.checks import check_settings, check_steps, import_transform
-from vitkit.training.setup.defaults import chooses_model, decide_settings
-from vitkit.training.setup.initial_weights import (
-    InitialWeights,
-    from_checkpoint,
-    from_stored,
-    load_initial,
-    preset_spec,
-    random_weights,
-    spec_fields,
-)
-from vitkit.training.setup.model_and_data import (
-    check_data,
-    check_head,
-    check_model,
-    check_warmup,
-    note_on_colours,
-)
-from vitkit.training.setup.unused_settings import notes_on_settings, resolve_defaults
 from vitkit.training.state.data_record import restore_labels
 from vitkit.training.step import Objective, TrainingStep, Transform
 
-# `Plan`: the resolved inputs of a run: settings, data, model spec, steps, device.
+if TYPE_CHECKING:
+    from vitkit.training.distillation import Distillation, Teacher, TeacherTargets
+
+# Distillation is imported in the functions that need it: few runs have a teacher.
+
+MOST_WORKERS = 8
+"""Loader processes of each process by default, at most."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that is ready to start.
+    """The resolved inputs of a run.
 
     Attributes:
         config: the settings with all defaults resolved; `auto` stays until the trials.
@@ -144,29 +140,9 @@ class Plan:
             total=self.total_steps,
         )
 
-    def python_call_to_resume(self, root: Path) -> str | None:
-        """Return the call that resumes a run with objects of Python; `None` for any other run.
-
-        Args:
-            root: folder of the run.
-        """
-        return resume_command(self.config, root)
-
     def with_settings(self, settings: Settings) -> Plan:
         """Return the plan with other settings, such as the results of tuning."""
-        # the batch size decides which images a batch has
-        steps = self.steps
-        if "batch_size" in settings:
-            steps = steps.with_batch_size(settings["batch_size"])
-        return replace(self, config=replace(self.config, **settings), steps=steps)
-
-    def settings_to_store(self, root: Path) -> RunConfig:
-        """Return the settings for the config.yaml of a run folder, without those of the call."""
-        return replace(self.config, output=str(root), resume=None, overwrite=False)
-
-    def without_weights(self) -> Plan:
-        """Return the plan without the initial weights, once the model has them."""
-        return replace(self, weights=None)
+        return replace(self, config=replace(self.config, **settings))
 
 
 def make_plan(
@@ -175,7 +151,7 @@ def make_plan(
     """Open the data, check every image, and build the spec; nothing is written.
 
     Args:
-        config: the settings.
+        config: the settings; those of a resumed run have their defaults resolved.
         world: the processes that share the run.
         resumes: a resumed run has its weights, so the initial ones are not needed.
 
@@ -185,70 +161,52 @@ def make_plan(
         DataError: data that cannot be trained on.
         DeviceError: a device that is not there.
     """
-    world = world or ProcessGroup()
-    config, notes = resolve_defaults(config)
-    check_settings(config, world.size, resumes=resumes)
+    world, notes, recipe = world or ProcessGroup(), list[str](), recipe_settings(config.recipe)
+    if not resumes:
+        config, notes = resolve_defaults(config, recipe)
+    check_contradictions(config, world.size)
+    check_names(config)
     device = world.device(resolve_device(config.device))
-    # refuses an impossible model before any image is read
-    named = None if chooses_model(config) else _start(config, resumes)
-    resumed = resumed_folder(config.resume, config.output) if resumes and config.resume else None
-    dataset, data_notes, check = open_training_data(config, resumed)
-    # before the head is adapted to the classes
+    # an impossible model is refused before any image is read
+    opened = None if chooses_model(config) else load_initial(config, resumes=resumes)
+    dataset, data_notes, check = open_training_data(config, resumes=resumes)
     check_data(config, dataset)
     decided, chosen = decide_settings(config, dataset, world.size)
-    check_steps(decided, world.size)
-    start = (named or _start(decided, resumes))(dataset.classes)
-    check_head(config, decided.opt, start.spec, start.weights)
-    train = dataset.splits["train"]
-    steps = _training_steps(decided, train, start.preprocess, world)
+    check_contradictions(decided, world.size)
+    start = initial_weights(decided, opened, dataset.classes, resumes=resumes)
+    check_model(decided, start)
+    steps = _training_steps(decided, dataset.splits["train"], start.preprocess, world)
     check_warmup(decided, steps.steps_per_epoch)
-    notes += [*data_notes, *start.notes, *balance_notes(config, dataset)]
-    notes += notes_on_settings(decided, world.size, steps.steps_per_epoch)
-    notes += [] if resumes else note_on_colours(config, start.spec, train)
-    workers, worker_notes = _loader_processes(config.workers, train, world)
-    # last, as it may take long to load
-    teacher, teacher_notes = None, list[str]()
-    if config.teacher is not None:
+    workers, worker_notes = _loader_processes(config.workers, steps.split, world)
+    notes += [*data_notes, *start.notes, *worker_notes]
+    notes += notes_on_settings(decided, world.size, decided.epochs * steps.steps_per_epoch)
+    notes += [] if resumes else notes_on_recipe(decided, recipe, start.spec, steps.split)
+    if config.balance:
+        notes.append(class_counts(steps.split.labels, dataset.classes))
+    teacher = None
+    if config.teacher is not None:  # last, as it may take long to load
+        from vitkit.training.distillation import as_teacher
+
         teacher = as_teacher(config.teacher, "--teacher", trust_pickle=config.trust_pickle)
         teacher, teacher_notes = teacher.for_classes(
             dataset.classes, start.preprocess, device, config.progressive
         )
+        notes += teacher_notes
+    threads = config.threads or torch.get_num_threads()
     return Plan(
-        config=replace(decided, start=start.facts or None),
+        config=replace(decided, start=start.facts or None, threads=threads),
         dataset=dataset,
         spec=start.spec,
         preprocess=start.preprocess,
         steps=steps,
         device=device,
         workers=workers,
-        notes=(*notes, *worker_notes, *teacher_notes),
+        notes=tuple(notes),
         chosen=chosen,
         weights=start.weights,
         teacher=teacher,
         check=check,
     )
-
-
-def make_plan_in_turn(config: TrainConfig, world: ProcessGroup, *, resumes: bool) -> Plan:
-    """Make the plan on the first process first, so that the other processes read its caches."""
-    plans: list[Plan] = []
-    world.broadcast_from_main(lambda: plans.append(make_plan(config, world, resumes=resumes)))
-    # the first process has it already
-    return plans[0] if plans else make_plan(config, world, resumes=resumes)
-
-
-def _start(config: TrainConfig, resumes: bool) -> Callable[[Sequence[str]], InitialWeights]:
-    """Return a function from the classes to the initial weights: random, loaded, or resumed."""
-    if config.pretrained is None:
-        check_model(config, preset_spec(config, num_classes=1))
-        return lambda classes: random_weights(config, len(classes), resumes=resumes)
-    facts = config.start
-    if resumes and facts is not None:
-        return lambda classes: from_stored(facts)
-    loaded = load_initial(config, spec_fields(config))
-    # the data decide the number of classes, and are not open yet
-    check_model(config, loaded.checkpoint.model.spec.replace(num_classes=1))
-    return lambda classes: from_checkpoint(loaded, classes, keeps_head=config.probe is None)
 
 
 # The parts of a training step: teacher targets, objective and the step itself.
@@ -258,6 +216,8 @@ def make_teacher_targets(plan: Plan) -> TeacherTargets | None:
     """Build the transform that adds a teacher's targets; `None` for a run without a teacher."""
     if plan.teacher is None:
         return None
+    from vitkit.training.distillation import TeacherTargets
+
     return TeacherTargets(
         plan.teacher,
         _distillation(plan.config),
@@ -268,22 +228,57 @@ def make_teacher_targets(plan: Plan) -> TeacherTargets | None:
     )
 
 
-def _distillation(settings: DistillationSettings) -> Distillation:
+def _distillation(config: RunConfig) -> Distillation:
+    from vitkit.training.distillation import Distillation
+
     return Distillation(
-        temperature=settings.distill_temperature,
-        alpha=settings.distill_alpha,
-        hard=settings.distill == "hard",
+        temperature=config.distill_temperature,
+        alpha=config.distill_alpha,
+        hard=config.distill == "hard",
     )
 
 
-def make_objective(plan: Plan, model: nn.Module, precision: Precision) -> Objective:
-    """Build the loss of a run, with a teacher's part where there is one."""
+def make_step(
+    plan: Plan,
+    model: nn.Module,
+    optimizer: optim.Optimizer,
+    transform: Transform | None = None,
+    *,
+    compile: bool = False,
+    world: ProcessGroup | None = None,
+    stop: StopFlag | None = None,
+) -> TrainingStep:
+    """Build the step of a run around its model and the optimizer of the model's parameters.
+
+    Args:
+        plan: the run.
+        model: on the plan's device.
+        optimizer: over the model's parameters.
+        transform: makes the inputs of the model; default the augmentation of the run.
+        compile: as for `TrainingStep`.
+        world: the processes of the run.
+        stop: set by a signal.
+    """
     config = plan.config
     loss = make_loss(config.loss, smoothing=config.label_smoothing, threshold=config.bce_threshold)
     if ":" in config.loss:
         loss = _named_in_errors(loss, config.loss)
-    plain = Objective(model, loss, precision, plan.device)
-    return plain if plan.teacher is None else DistillingObjective(plain, _distillation(config))
+    objective = Objective(model, loss, plan.precision, plan.device)
+    if plan.teacher is not None:
+        from vitkit.training.distillation import DistillingObjective
+
+        objective = DistillingObjective(objective, _distillation(config))
+    return TrainingStep(
+        objective,
+        optimizer,
+        transform or make_transform(plan),
+        accumulate=config.grad_accum_steps,
+        clip=config.clip_grad,
+        seed=config.seed,
+        compile=compile,
+        world=world,
+        stop=stop,
+    )
 
 
 def _named_in_errors(loss: Loss, name: str) -> Loss:
@@ -301,63 +296,12 @@ def _named_in_errors(loss: Loss, name: str) -> Loss:
     return call
 
 
-def make_step(
-    plan: Plan,
-    objective: Objective,
-    optimizer: optim.Optimizer,
-    transform: Transform | None = None,
-    *,
-    compile: bool = False,
-    world: ProcessGroup | None = None,
-    stop: StopFlag | None = None,
-) -> TrainingStep:
-    """Build the step of a run from its settings and parts.
-
-    Args:
-        plan: the run.
-        objective: the model and its loss.
-        optimizer: over the model's parameters.
-        transform: makes the inputs of the objective; default the augmentation of the run.
-        compile: as for `TrainingStep`.
-        world: the processes of the run.
-        stop: set by a signal.
-    """
-    config = plan.config
-    return TrainingStep(
-        objective,
-        optimizer,
-        transform or make_transform(plan),
-        accumulate=config.grad_accum_steps,
-        clip=config.clip_grad,
-        seed=config.seed,
-        compile=compile,
-        world=world,
-        stop=stop,
-    )
-
-
-# The augmentation of a run, built from its settings: the parts of `data.augmentation.pipeline`.
-
-
-def user_transform(config: RunConfig) -> UserTransform | None:
-    """Return the user's own transform of training images, if there is one."""
-    if config.transform is None:
-        return None
-    return UserTransform(import_transform(config.transform), config.transform, config.seed)
+# The augmentation of a run, and its training batches.
 
 
 def _augmentation_of(config: RunConfig) -> Augmentation:
-    """Return the random changes to the training images of a run."""
-    return Augmentation(
-        flip=config.flip,
-        shift=config.shift,
-        crop_scale=config.crop_scale,
-        aa=config.aa,
-        color_jitter=config.color_jitter,
-        reprob=config.reprob,
-        resizer=config.resizer,
-        scaled_jpeg=config.scaled_jpeg,
-    )
+    """Return the random changes to the training images of a run: the settings of these names."""
+    return Augmentation(**{name: getattr(config, name) for name in field_names(Augmentation)})
 
 
 def make_transform(plan: Plan) -> BatchTransform:
@@ -381,19 +325,12 @@ def make_transform(plan: Plan) -> BatchTransform:
     )
 
 
-# The training batches of a run, and the processes that load them.
-
-MOST_WORKERS = 8
-"""Loader processes of each process by default, at most."""
-
-
 def _training_steps(
     config: RunConfig, train: Split, preprocess: Preprocess, world: ProcessGroup
 ) -> TrainingSteps:
     """Return every training batch of the run, of which this process loads its part."""
     batch_size = config.batch_size
-    if config.probe is not None or config.find_batch_size:
-        # neither a probe nor a later search must be refused for small data
+    if config.probe is not None:  # it makes no steps, so small data are not refused
         batch_size = min(batch_size, len(train))
     return TrainingSteps(
         train,
@@ -424,24 +361,17 @@ def _loader_processes(
     return workers, []
 
 
-def balance_notes(settings: DataSettings, dataset: Dataset) -> list[str]:
-    """Return a line on how uneven the classes are, where they are drawn equally often."""
-    if not settings.balance:
-        return []
-    return [class_counts(dataset.splits["train"].labels, dataset.classes)]
-
-
 # The data of a run: opened, split and checked.
 
 
 def open_training_data(
-    config: TrainConfig, resumed: RunFolder | None
+    config: TrainConfig, *, resumes: bool = False
 ) -> tuple[Dataset, list[str], Report | None]:
     """Open, split and check the data.
 
     Args:
         config: the settings.
-        resumed: the run to resume.
+        resumes: the run that `config` names is resumed, with the labels that it began with.
 
     Returns:
         The dataset, whose images can all be decoded, notes on it, and the report of its check; None
@@ -451,6 +381,7 @@ def open_training_data(
         DataError: data that cannot be trained on, or corrected labels of other data.
         SettingError: a validation fraction that the data leave no room for.
     """
+    resumed = resumed_folder(config.resume, config.output) if resumes and config.resume else None
     changes, change_notes = _label_changes(config.relabel, resumed)
     dataset = open_dataset(
         config.data,
@@ -458,9 +389,16 @@ def open_training_data(
         ignore_extra_classes=config.ignore_extra_classes,
         follow_links=config.follow_links,
     )
-    if resumed is None:  # an older run may resume with a fraction that had no effect
-        _refuse_val_fraction(dataset, config.val_fraction)
-    dataset, notes, report = _checked(dataset, config, changes, quiet=config.quiet)
+    fraction = config.val_fraction
+    # a pool too small for a validation split has none, and its train split is divided again
+    if dataset.cut and "val" in dataset.splits and fraction != DataSettings.val_fraction:
+        shares = ", ".join(f"{share:.0%} {name}" for name, share in POOL_FRACTIONS.items())
+        raise SettingError(
+            f"--val-fraction {fraction:g} has no effect on {dataset.name}: the data have no splits "
+            f"and are always divided into {shares}; leave it out, or put the training images into "
+            "a train split"
+        )
+    dataset, notes, report = _checked(dataset, config, changes)
     return dataset, [*notes, *change_notes], report
 
 
@@ -473,25 +411,13 @@ def _label_changes(
     return (None, []) if file is None else (read_label_changes(file), [])
 
 
-def _refuse_val_fraction(dataset: Dataset, fraction: float) -> None:
-    """Refuse another fraction where all images were divided by fixed shares."""
-    # a pool too small for a validation split has none, and its train split is divided again
-    if dataset.cut and "val" in dataset.splits and fraction != DataSettings.val_fraction:
-        shares = ", ".join(f"{share:.0%} {name}" for name, share in POOL_FRACTIONS.items())
-        raise SettingError(
-            f"--val-fraction {fraction:g} has no effect on {dataset.name}: the data have no splits "
-            f"and are always divided into {shares}; leave it out, or put the training images into "
-            "a train split"
-        )
-
-
 def _checked(
-    dataset: Dataset, settings: DataSettings, changes: LabelChanges | None, *, quiet: bool
+    dataset: Dataset, settings: TrainConfig, changes: LabelChanges | None
 ) -> tuple[Dataset, list[str], Report | None]:
     """Cut the validation split where there is none, correct labels, and check every image."""
     if settings.cache is not None:
         folder = None if settings.cache == "auto" else settings.cache
-        dataset = cached(dataset, folder, progress=None if quiet else show_progress)
+        dataset = cached(dataset, folder, progress=None if settings.quiet else show_progress)
     has_val = "val" in dataset.splits
     if settings.val_fraction > 0:
         # before the check, which then also finds copies across this cut

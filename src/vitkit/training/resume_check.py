@@ -18,11 +18,12 @@ from pathlib import Path
 
 from vitkit.data.loading.batch import Batch
 from vitkit.errors import SettingError, VitkitError
+from vitkit.training.config.contradictions import resolve_defaults
 from vitkit.training.config.merging import layered, read_yaml
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.plan import make_plan
+from vitkit.training.recipes import recipe_settings
 from vitkit.training.resume import resumed_settings
-from vitkit.training.setup.unused_settings import resolve_defaults
 from vitkit.training.state.state_folder import newest_state, run_hash
 from vitkit.training.train import train
 from vitkit.training.trainer import Callback, Trainer
@@ -77,7 +78,7 @@ def prove_resume(config: TrainConfig) -> Proof:
         raise SettingError(
             "--prove-resume needs training steps, and a probe has none; leave out --probe"
         )
-    config, _ = resolve_defaults(config)
+    config, _ = resolve_defaults(config, recipe_settings(config.recipe))
     # as in the runs below, which have no trackers
     steps = min(STEPS, make_plan(replace(config, logger=())).total_steps)
     if steps < 2:
@@ -94,7 +95,6 @@ def prove_resume(config: TrainConfig) -> Proof:
         "quiet": True,
         "logger": [],
         "find_lr": False,
-        "find_batch_size": False,
         "devices": 1,
     }
     with tempfile.TemporaryDirectory() as place:

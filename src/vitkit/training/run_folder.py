@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,13 +14,24 @@ from pathlib import Path
 from vitkit.data.sources.image_folder import refuse_run_folder
 from vitkit.data.sources.open import NAMES
 from vitkit.errors import OutputError, SettingError
-from vitkit.io.atomic import is_temporary, output_error
+from vitkit.io.atomic import output_error
 from vitkit.messages import nearest_parent
 from vitkit.training.config.data_settings import DEFAULT_MODEL
 from vitkit.training.config.train_config import TrainConfig, leaves_model_open
 from vitkit.training.state.state_folder import list_states
 
-LOCK, OWNER = ".lock", ".owner.json"
+LOCK = ".lock"
+
+
+class Entry:
+    """A file or folder of a run, by its path below the run's folder."""
+
+    def __init__(self, *parts: str) -> None:
+        self.parts = parts
+
+    def __get__(self, folder: RunFolder | None, owner: type) -> Path:
+        """Return the path in a folder; of the class, the path below it."""
+        return (Path() if folder is None else folder.root).joinpath(*self.parts)
 
 
 @dataclass(frozen=True)
@@ -31,113 +40,55 @@ class RunFolder:
 
     root: Path
 
-    @property
-    def config(self) -> Path:
-        """Every setting, resolved; `--resume` reads it."""
-        return self.root / "config.yaml"
+    config = Entry("config.yaml")
+    """Every setting, resolved; `--resume` reads it."""
+    metrics = Entry("metrics.csv")
+    """One row per epoch."""
+    lines = Entry("metrics.jsonl")
+    """One JSON object per logged step, epoch and test."""
+    predictions = Entry("predictions.csv")
+    """The prediction and the loss of every test image, by the best weights."""
+    trackers = Entry("trackers.json")
+    """The names of the run in experiment trackers."""
+    search = Entry("search.json")
+    """The results of `--auto`, one per candidate."""
+    relabel = Entry("relabel.csv")
+    """The corrected labels that the run began with, a copy of the file of `relabel`."""
+    suspects = Entry("suspects.csv")
+    """The images whose labels are probably wrong, as `vitkit report --suspects` finds them."""
+    augmented = Entry("augmented.png")
+    """Augmented images of the first step, as a grid."""
+    check = Entry("check.json")
+    """The report of the check of the images, as `vitkit check` writes it."""
+    report = Entry("report.html")
+    """The run as one page, for a browser."""
+    log = Entry("train.log")
+    """All lines that were printed."""
+    confusion = Entry("confusion_matrix.png")
+    """Confusion matrix of the best weights: of the test split, or of validation without one."""
+    curves = Entry("curves.png")
+    """Losses, accuracy and learning rate over the epochs; also as .svg."""
+    tensorboard = Entry("tensorboard")
+    """Curves for TensorBoard."""
+    best = Entry("weights", "best.safetensors")
+    """Weights of the best epoch, for sharing."""
+    last = Entry("weights", "last.safetensors")
+    """Weights of the last step, for sharing."""
+    state = Entry("state")
+    """States that `--resume` continues from."""
+    held_out = Entry("state", "validation.safetensors")
+    """Validation logits that the temperature will be fitted on."""
 
-    @property
-    def metrics(self) -> Path:
-        """One row per epoch."""
-        return self.root / "metrics.csv"
-
-    @property
-    def lines(self) -> Path:
-        """One JSON object per logged step, epoch and test."""
-        return self.root / "metrics.jsonl"
-
-    @property
-    def predictions(self) -> Path:
-        """The prediction and the loss of every test image, by the best weights."""
-        return self.root / "predictions.csv"
-
-    @property
-    def trackers(self) -> Path:
-        """The names of the run in experiment trackers."""
-        return self.root / "trackers.json"
-
-    @property
-    def search(self) -> Path:
-        """The results of `--auto`, one per candidate."""
-        return self.root / "search.json"
-
-    @property
-    def relabel(self) -> Path:
-        """The corrected labels that the run began with, a copy of the file of `relabel`."""
-        return self.root / "relabel.csv"
-
-    @property
-    def suspects(self) -> Path:
-        """The images whose labels are probably wrong, as `vitkit report --suspects` finds them."""
-        return self.root / "suspects.csv"
-
-    @property
-    def augmented(self) -> Path:
-        """Augmented images of the first step, as a grid."""
-        return self.root / "augmented.png"
-
-    @property
-    def check(self) -> Path:
-        """The report of the check of the images, as `vitkit check` writes it."""
-        return self.root / "check.json"
-
-    @property
-    def report(self) -> Path:
-        """The run as one page, for a browser."""
-        return self.root / "report.html"
-
-    @property
-    def log(self) -> Path:
-        """All lines that were printed."""
-        return self.root / "train.log"
-
-    @property
-    def confusion(self) -> Path:
-        """Confusion matrix of the best weights: of the test split, or of validation without one."""
-        return self.root / "confusion_matrix.png"
-
-    @property
-    def curves(self) -> Path:
-        """Losses, accuracy and learning rate over the epochs; also as .svg."""
-        return self.root / "curves.png"
-
-    @property
-    def tensorboard(self) -> Path:
-        """Curves for TensorBoard."""
-        return self.root / "tensorboard"
-
-    @property
-    def best(self) -> Path:
-        """Weights of the best epoch, for sharing."""
-        return self.root / "weights" / "best.safetensors"
-
-    @property
-    def last(self) -> Path:
-        """Weights of the last step, for sharing."""
-        return self.root / "weights" / "last.safetensors"
-
-    @property
-    def state(self) -> Path:
-        """States that `--resume` continues from."""
-        return self.root / "state"
-
-    @property
-    def held_out(self) -> Path:
-        """Validation logits that the temperature will be fitted on."""
-        return self.state / "validation.safetensors"
-
-    def resume_hint(self, call: str | None = None) -> str:
-        """Return one line with the newest state of the run and the command that resumes it.
+    def resume_hint(self, how: str | None = None) -> str:
+        """Return one line with the newest state of the run, and how it is resumed.
 
         Args:
-            call: the call in Python that resumes it instead, of a run with passed objects.
+            how: the command or, of a run with passed objects, the call in Python.
         """
         saved = list_states(self.state)
         if not saved:
             return f"no state is saved in {self.root}"
-        how = f"resume with: vitkit train --resume {shlex.quote(str(self.root))}"
-        if call is not None:
-            how = f"resume with the same objects: {call}"
+        how = how or f"resume with: vitkit train --resume {shlex.quote(str(self.root))}"
         return f"the newest state is {saved[-1]}, {how}"
 
     def last_state_hint(self) -> str:
@@ -148,17 +99,13 @@ class RunFolder:
 
 LR_FINDER = "lr_finder.png"
 """The figure of the search for a learning rate, `--find-lr`; beside it is one that ends in .svg."""
-FILES = {LOCK, OWNER, "wandb", LR_FINDER, "lr_finder.svg", "confusion_matrix.svg", "curves.svg"}
-EARLIER_FILES = {"images.npz", "teacher"}
+FILES = {LOCK, "wandb", LR_FINDER, "lr_finder.svg", "confusion_matrix.svg", "curves.svg"}
+EARLIER_FILES = {".owner.json", "images.npz", "teacher"}
 """Files that earlier versions left, which nothing reads any more."""
 RUN_ENTRIES = (
     EARLIER_FILES
     | FILES
-    | {
-        entry.fget(RunFolder(Path())).parts[0]
-        for entry in vars(RunFolder).values()
-        if isinstance(entry, property) and entry.fget is not None
-    }
+    | {entry.parts[0] for entry in vars(RunFolder).values() if isinstance(entry, Entry)}
 )
 """Names of all files and folders that a run may leave in its folder."""
 CONFIG_KEYS = {"data", "start", "resume", "overwrite"}
@@ -172,8 +119,7 @@ def locked(folder: Path) -> Iterator[None]:
     The operating system releases it when the process ends, however it ends.
 
     Raises:
-        OutputError: another process holds the lock (the message has its number and host), or the
-            folder cannot be written.
+        OutputError: another process holds the lock, or the folder cannot be written.
     """
     from filelock import FileLock, Timeout
 
@@ -182,35 +128,15 @@ def locked(folder: Path) -> Iterator[None]:
         lock.acquire(timeout=0)  # refuse at once instead of waiting
     except Timeout:
         raise OutputError(
-            f"{folder} is in use by {_owner(folder)}; wait for it to end, stop it, or choose "
+            f"{folder} is in use by another process; wait for it to end, stop it, or choose "
             "another --output"
         ) from None
     except OSError as error:
         raise output_error(folder / LOCK, error) from error
     try:
-        _write_owner(folder)
         yield
     finally:
-        # The file first, while no other process can have written one.
-        (folder / OWNER).unlink(missing_ok=True)
         lock.release()
-
-
-def _write_owner(folder: Path) -> None:
-    owner = {"pid": os.getpid(), "host": socket.gethostname()}
-    try:
-        (folder / OWNER).write_text(json.dumps(owner))
-    except OSError as error:
-        raise output_error(folder / OWNER, error) from error
-
-
-def _owner(folder: Path) -> str:
-    """Describe the process that holds the lock."""
-    try:
-        owner = json.loads((folder / OWNER).read_text())
-        return f"process {owner['pid']} on {owner['host']}"
-    except (OSError, ValueError, LookupError, TypeError):
-        return "another process"
 
 
 def resumed_folder(resume: str, output: str | None) -> RunFolder | None:
@@ -224,50 +150,31 @@ def resumed_folder(resume: str, output: str | None) -> RunFolder | None:
         SettingError: `auto` without an output.
         OutputError: the run does not exist, or has no saved state.
     """
+    if resume == "auto" and not output:
+        raise SettingError("--resume auto needs --output, the run folder to resume")
+    folder = RunFolder(Path(os.path.expanduser(output or "" if resume == "auto" else resume)))
+    if folder.config.is_file() and list_states(folder.state):
+        return folder
     if resume == "auto":
-        if not output:
-            raise SettingError("--resume auto needs --output, the run folder to resume")
-        folder = RunFolder(Path(os.path.expanduser(output)))
-        return folder if _has_state(folder) else None
-    folder = RunFolder(Path(os.path.expanduser(resume)))
-    if not folder.root.is_dir():
-        raise OutputError(f"--resume {resume}: no such run folder; {nearest_parent(folder.root)}")
-    if not _has_state(folder):
-        if not _is_run(folder):
-            raise OutputError(
-                f"--resume {resume}: not a run folder, it has no config.yaml of a run; name the "
-                "folder that the run named at its start, such as runs/photos-vit-1"
-            )
-        mend = "start without --resume (add --overwrite to rename this folder)"
-        for config in folder.root.glob("*/config.yaml"):  # the run is a search: name its candidates
-            if _has_state(RunFolder(config.parent)):
-                mend = f"resume one of its candidates, such as --resume {config.parent}"
-        raise OutputError(f"--resume {resume}: no saved state in {folder.state}; {mend}")
-    return folder
-
-
-def _has_state(folder: RunFolder) -> bool:
-    """Return whether there is a state to resume from."""
-    return folder.config.is_file() and bool(list_states(folder.state))
-
-
-def _died_early(folder: RunFolder) -> bool:
-    """Return whether a folder is a run that ended before its first state, and nothing else."""
-    names = {path.name for path in folder.root.iterdir()}
-    # The lock is written before the settings.
-    begun = _has_run_config(folder) or (LOCK in names and folder.config.name not in names)
-    if not begun or not all(name in RUN_ENTRIES or is_temporary(name) for name in names):
-        return False
-    weights = folder.best.parent.glob("*.safetensors")
-    return not list_states(folder.state) and not any(weights)
+        return None
+    problem = f"no such run folder; {nearest_parent(folder.root)}"
+    if folder.root.is_dir():
+        problem = (
+            "not a run folder, it has no config.yaml of a run; name the folder that the run named "
+            "at its start, such as runs/photos-vit-1"
+        )
+    if _is_run(folder):
+        problem = (
+            f"no saved state in {folder.state}; start without --resume (add --overwrite to rename "
+            "this folder), or name one of the folders in it if they are the candidates of --auto"
+        )
+    raise OutputError(f"--resume {resume}: {problem}")
 
 
 def _is_run(folder: RunFolder) -> bool:
-    return _has_run_config(folder) or folder.search.is_file() or _died_early(folder)
-
-
-def _has_run_config(folder: RunFolder) -> bool:
-    """Return whether config.yaml exists and was written by a run, of any version of vitkit."""
+    """Return whether the files in a folder are those of a run, of any version of vitkit."""
+    if (folder.root / LOCK).exists() or folder.search.is_file():
+        return True
     try:
         lines = folder.config.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
@@ -279,26 +186,43 @@ def _has_run_config(folder: RunFolder) -> bool:
 def check_output(config: TrainConfig) -> None:
     """Refuse an output folder that a new run must not use; nothing is written.
 
+    With `resume: auto` a run without a state is renamed, as with `overwrite`.
+
     Raises:
         OutputError: it is a file; it contains the data or lies inside them; or it is not empty and
             must not be renamed: it is no run of vitkit, it is the working folder, or `overwrite` is
             not set.
     """
-    if config.output is None:
-        _refuse_among_data(Path("runs"), config)
-        return
-    if not config.output:
-        raise OutputError("--output is empty; name a folder, such as --output runs/first")
-    root = Path(config.output)
-    if root.exists() and not root.is_dir():
-        raise OutputError(f"--output {root} is a file; name a folder")
+    root = Path("runs" if config.output is None else config.output)
     _refuse_among_data(root, config)
+    if config.output is None or not root.exists():
+        return
+    if not root.is_dir():
+        raise OutputError(f"--output {root} is a file; name a folder")
     try:
-        entries = sorted(path.name for path in root.iterdir()) if root.is_dir() else []
+        entries = sorted(path.name for path in root.iterdir())
     except OSError as error:
         raise output_error(root, error) from error
-    if entries:
-        _refuse_to_put_aside(RunFolder(root), entries, config)
+    problem = ""
+    if entries and not _is_run(RunFolder(root)):
+        strange = next((name for name in entries if name not in RUN_ENTRIES), entries[0])
+        problem = (
+            f"contains {strange} and is not a run of vitkit, so --overwrite does not rename it; "
+            "choose another --output"
+        )
+    # Renaming it would leave the user's shell in the old run.
+    elif entries and root.resolve() in (Path.cwd(), *Path.cwd().parents):
+        problem = (
+            "is or contains the working folder, so --overwrite cannot rename it; choose another "
+            "--output"
+        )
+    elif entries and config.resume != "auto" and not config.overwrite:
+        problem = (
+            f"exists; resume with --resume {root}, choose another --output, or pass --overwrite to "
+            "rename the old folder"
+        )
+    if problem:
+        raise OutputError(f"--output {root} {problem}")
 
 
 def _refuse_among_data(root: Path, config: TrainConfig) -> None:
@@ -321,36 +245,6 @@ def _refuse_among_data(root: Path, config: TrainConfig) -> None:
             raise OutputError(f"{start} contains the data {name}; choose another --output")
         if name != config.data_root and data.is_dir() and data in resolved.parents:
             raise OutputError(f"{start} lies inside the data {name}; choose another --output")
-
-
-def _refuse_to_put_aside(folder: RunFolder, entries: list[str], config: TrainConfig) -> None:
-    """Raise `OutputError` unless a folder that is not empty is a run that may be renamed."""
-    root = folder.root
-    here = Path.cwd()
-    if not _is_run(folder):
-        strange = next((name for name in entries if name not in RUN_ENTRIES), entries[0])
-        raise OutputError(
-            f"--output {root} contains {strange} and is not a run of vitkit, so --overwrite does "
-            "not rename it; choose another --output"
-        )
-    # Renaming it would leave the user's shell in the old run.
-    if root.resolve() in (here, *here.parents):
-        raise OutputError(
-            f"--output {root} is or contains the working folder, so --overwrite cannot rename "
-            "it; choose another --output"
-        )
-    if config.resume == "auto" and not _died_early(folder):
-        raise OutputError(
-            f"--resume auto: {root} has no saved state, but files of a run; choose another "
-            "--output, or pass --overwrite instead of --resume auto to rename it"
-        )
-    if config.resume != "auto" and not config.overwrite:
-        # a run that failed before its first state cannot be resumed
-        resume = f"resume with --resume {root}, " if _has_state(folder) else ""
-        raise OutputError(
-            f"--output {root} exists; {resume}choose another --output, or pass --overwrite to "
-            "rename the old folder"
-        )
 
 
 def new_folder(config: TrainConfig, log: Callable[[str], object]) -> RunFolder:

@@ -22,14 +22,13 @@ from vitkit.evaluation.loop import finite_scores
 from vitkit.evaluation.metrics import Metrics
 from vitkit.messages import plural
 from vitkit.models.vit import ViT
+from vitkit.training.initial_weights import started_from
 from vitkit.training.run import Run
-from vitkit.training.setup.initial_weights import started_from
 from vitkit.training.state.state_folder import save_state, save_values
 from vitkit.training.step import StepResult, unsharded_model
 from vitkit.training.trainer import Callback, Trainer
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.formats.vitkit import save
-from vitkit.weights.load import load
 
 SAVED_EVERY = 5.0
 """Seconds since the last state after which the end of an epoch saves one: the epochs of small data
@@ -201,11 +200,10 @@ def _out_of_memory(run: Run) -> SettingError:
     parts = config.grad_accum_steps
     at_once = config.batch_size // run.world.size // parts
     recompute = "" if config.grad_checkpointing else "pass --grad-checkpointing, or "
-    hint = run.folder.resume_hint(plan.python_call_to_resume(run.folder.root))
     return SettingError(
         f"{plan.device} is out of memory with {plural(at_once, 'image')} at once; {recompute}"
         f"start afresh with --grad-accum-steps {2 * parts}, a lower --batch-size or --img-size, or "
-        f"a smaller model; {hint}"
+        f"a smaller model; {run.resume_hint()}"
     )
 
 
@@ -246,6 +244,8 @@ def load_best(path: Path, num_classes: int) -> Checkpoint:
     Raises:
         CheckpointError: a damaged file, or one that was replaced by another model's.
     """
+    from vitkit.weights.load import load  # it brings every format
+
     best = load(path)
     found = best.model.spec.num_classes
     if found != num_classes:

@@ -1,10 +1,16 @@
-"""`train`: from the settings to the test score, in the order in which a run is built."""
+"""`train`: from the settings to the test score, in the order in which a run is built.
+
+Read from top to bottom: the stopped run, if one is resumed; the plan; the folder, the model and the
+log; tuning; the optimizer, the state and the step; the loop; the end.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,32 +34,30 @@ from vitkit.training.callbacks import (
     Stop,
     TrainMode,
 )
+from vitkit.training.config.passed_objects import how_to_resume, refuse_missing
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.finish import evaluate_neighbours, finish_run, fit_linear_probe
-from vitkit.training.folder import (
-    claim_folder,
-    find_stopped_run,
-    log_model,
-    open_log,
-    prepare_folder,
-)
-from vitkit.training.launch import launch
+from vitkit.training.initial_weights import make_model
 from vitkit.training.monitoring.run_log import RunLog
 from vitkit.training.optimization.optimizers import configured_optimizer
 from vitkit.training.optimization.parameters import EMA
 from vitkit.training.optimization.precision import checkpoint_gradients
 from vitkit.training.plan import (
     Plan,
-    make_objective,
-    make_plan_in_turn,
+    make_plan,
     make_step,
     make_teacher_targets,
 )
-from vitkit.training.resume import StoppedRun, restore_state
-from vitkit.training.run import Run, TrainResult
-from vitkit.training.run_folder import RunFolder
+from vitkit.training.resume import (
+    StoppedRun,
+    begin_record,
+    find_stopped_run,
+    log_changes,
+    restore_state,
+    settings_to_resume,
+)
+from vitkit.training.run import Run, TrainResult, log_model, log_settings
+from vitkit.training.run_folder import RunFolder, check_output, locked, new_folder
 from vitkit.training.saving import Save, SaveBeforeValidation, saved_on_error
-from vitkit.training.setup.initial_weights import make_model
 from vitkit.training.state.registry import ModelPart, OptimizerPart, Progress, Registry
 from vitkit.training.step import shard
 from vitkit.training.trainer import Callback, Trainer
@@ -81,6 +85,8 @@ def train(
         Interrupted: SIGINT, SIGTERM, SIGHUP or SIGUSR1 came; everything is saved.
     """
     if config.devices > 1 and not has_rank():
+        from vitkit.training.launch import launch
+
         result: TrainResult = launch(config, callbacks)
         return result
     with (
@@ -88,7 +94,17 @@ def train(
         join_process_group(resolve_device(config.device), config.timeout) as world,
         ExitStack() as stack,
     ):
-        run, stopped = _begin(config, world, stack, callbacks)
+        refuse_missing(config)
+        stopped = find_stopped_run(config, world, stack)
+        if stopped is None:
+            world.broadcast_from_main(lambda: check_output(config))
+        else:
+            config, stopped = settings_to_resume(config, stopped)
+        plan = _make_plan_in_turn(config, world, resumes=stopped is not None)
+        # before the folder is created, which a wrong callback would leave behind
+        further = [*(make() for make in callbacks), *_import_callbacks(config.callbacks)]
+        run = _begin(plan, stopped, world, stack)
+        run.further = further
         if config.probe:
             return _fit_probe(run)
         return _make_steps(run, stopped, deadline)
@@ -106,130 +122,59 @@ def _own_torch_state() -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
-def callbacks_of(
-    run: Run, report: ReportProgress, stop: Stop, save: Save, deadline: Deadline | None = None
-) -> list[Callback]:
-    """List the callbacks of a run, in the order that exact resuming needs."""
-    return [
-        *run.further,
-        TrainMode(run.model),
-        HandleBadNumbers(run),
-        *([AverageWeights(run.ema, run.model)] if run.ema else []),
-        SaveBeforeValidation(save),  # validation may be long, and be killed
-        Evaluate(run, save),
-        *([KeepDeadline(run, deadline)] if deadline else []),
-        report,
-        stop,  # before `save`, which writes the files of an ending run
-        save,
-    ]
+def _make_plan_in_turn(config: TrainConfig, world: ProcessGroup, *, resumes: bool) -> Plan:
+    """Make the plan on the first process first, so that the other processes read its caches."""
+    plans: list[Plan] = []
+    world.broadcast_from_main(lambda: plans.append(make_plan(config, world, resumes=resumes)))
+    # the first process has it already
+    return plans[0] if plans else make_plan(config, world, resumes=resumes)
 
 
-def _begin(
-    config: TrainConfig,
-    world: ProcessGroup,
-    stack: ExitStack,
-    callbacks: Sequence[Callable[[], Callback]],
-) -> tuple[Run, StoppedRun | None]:
-    """Build the run in this process, and find the stopped run that it resumes.
+def _begin(plan: Plan, stopped: StoppedRun | None, world: ProcessGroup, stack: ExitStack) -> Run:
+    """Claim the folder, build the model, open the log, tune, and make the parts of the run.
 
     Args:
-        config: the settings, as given.
+        plan: the resolved inputs.
+        stopped: the run that is resumed, if any.
         world: the processes of the run.
         stack: holds the lock of the folder, the log and the signal handlers.
-        callbacks: as for `train`.
     """
-    config, stopped = find_stopped_run(config, world, stack)
-    resumes = stopped is not None
-    plan = make_plan_in_turn(config, world, resumes=resumes)
-    # before the folder is created, which a wrong callback would leave behind
-    further = [*(make() for make in callbacks), *_import_callbacks(config.callbacks)]
-    folder, folder_notes = claim_folder(config, stopped, world, stack)
+    notes: list[str] = []
+    if stopped is None:
+        folder = RunFolder(
+            Path(world.broadcast_from_main(lambda: str(new_folder(plan.config, notes.append).root)))
+        )
+        world.broadcast_from_main(lambda: stack.enter_context(locked(folder.root)))
+    else:
+        folder = RunFolder(stopped.root)
     world.announce(folder.root)
-    threads = plan.config.threads or torch.get_num_threads()
-    plan = plan.with_settings({"threads": threads})
-    torch.set_num_threads(threads)
+    torch.set_num_threads(plan.config.threads or 1)
     # the initial weights come from this generator, all further draws from (seed, step)
-    torch.manual_seed(config.seed)
+    torch.manual_seed(plan.config.seed)
     model = make_model(plan.spec, plan.weights, plan.config, plan.device)
-    plan = plan.without_weights()  # the model has them
-    log = stack.enter_context(open_log(plan, folder, stopped, world))
-
-    resume_hint = partial(folder.resume_hint, plan.python_call_to_resume(folder.root))
+    plan = replace(plan, weights=None)  # the model has them
+    log = stack.enter_context(
+        RunLog(
+            folder,
+            total=plan.last_step,
+            done=0 if stopped is None else stopped.step,
+            quiet=plan.config.quiet,
+            writes=world.is_main,
+        )
+    )
+    resume_hint = partial(folder.resume_hint, how_to_resume(plan.config, folder.root))
     stop = stack.enter_context(stop_on_signal(resume_hint))
-    notes = [*folder_notes, *plan.notes, *([plan.chosen] if plan.chosen else [])]
-    for line in (*notes, *(stopped.notes if stopped else ())):
+    for line in (*notes, *plan.notes, *filter(None, [plan.chosen])):
+        log.info(line)
+    for line in stopped.notes if stopped else ():
         log.info(line)
     log_model(plan, log, model)
+    resumes = stopped is not None
     tune = partial(tune_settings, plan, model, log.info, resumes=resumes, folder=folder)
     with raise_on_signal(resume_hint):
         plan = plan.with_settings(world.broadcast_from_main(tune))
     log.set_total(plan.last_step)
-    run = make_run(plan, folder, log, model, stop, world)
-    run.further = further
-    return run, stopped
-
-
-def _fit_probe(run: Run) -> TrainResult:
-    """Fit a probe on features; the backbone stays as it is."""
-    folder = run.folder
-    prepare_folder(run, None)
-    with raise_on_signal(folder.resume_hint):
-        if run.plan.config.probe == "knn":
-            metrics = evaluate_neighbours(run)
-            end = "k-nearest neighbours"
-            return TrainResult(folder.root, folder.best, folder.last, metrics, end)
-        scores = fit_linear_probe(run)
-        for path in (folder.best, folder.last):
-            Save(run).save_weights(path, scores)
-        end = "a linear probe"
-        metrics = finish_run(run, end)
-    return TrainResult(folder.root, folder.best, folder.last, metrics, end)
-
-
-def _make_steps(
-    run: Run, stopped: StoppedRun | None, deadline: Deadline | None = None
-) -> TrainResult:
-    """Make the remaining steps, and finish."""
-    plan, folder, progress = run.plan, run.folder, run.progress
-    report, stop, save = ReportProgress(run), Stop(run), Save(run)
-    if stopped is not None:
-        restore_state(run, stopped)
-        save.saved_step = progress.step
-    # a run may be over by patience before its last step
-    over = progress.step >= plan.last_step or stop.out_of_patience() is not None
-    finished = stopped is not None and over and not progress.unvalidated
-    prepare_folder(run, stopped, finished=finished)
-    callbacks = callbacks_of(run, report, stop, save, deadline)
-    trainer = Trainer(
-        run.training_step,
-        progress,
-        partial(_batches, run, report),
-        schedule=plan.learning_rate,
-        steps_per_epoch=plan.steps.steps_per_epoch,
-        epochs=plan.config.epochs,
-        last_step=plan.last_step,
-        callbacks=callbacks,
-    )
-    # state that is not registered would be lost on resume
-    for part in (run, *callbacks):
-        run.registry.check_all_registered(part)
-    run.restart_clock()
-    with saved_on_error(run, save):
-        trainer.run()
-        end = trainer.stopped or run.plan.end_in_words(progress.step)
-        metrics = finish_run(run, end)
-    return TrainResult(folder.root, folder.best, folder.last, metrics, end)
-
-
-def _batches(run: Run, report: ReportProgress, steps: range) -> Iterable[Batch]:
-    """Return the batches of the remaining steps; the time before the first is not training time."""
-    plan = run.plan
-    arriving = batches(plan.steps, steps, workers=plan.workers)
-    run.restart_clock()
-    return report.watched(arriving)
-
-
-# From the plan of a run to its parts: model, average, optimizer, state, one step.
+    return make_run(plan, folder, log, model, stop, world)
 
 
 def make_run(
@@ -241,7 +186,7 @@ def make_run(
     world: ProcessGroup | None = None,
 ) -> Run:
     """Build all parts of a run around a fresh model on the plan's device."""
-    config, precision, world = plan.config, plan.precision, world or ProcessGroup()
+    config, world = plan.config, world or ProcessGroup()
     if config.attention_kernel != "auto":
         use_attention(model, config.attention_kernel)
         if plan.teacher is not None:
@@ -259,7 +204,7 @@ def make_run(
     targets = make_teacher_targets(plan)
     training_step = make_step(
         plan,
-        make_objective(plan, model, precision),
+        model,
         optimizer,
         targets,
         compile=config.compile,
@@ -290,6 +235,108 @@ def make_run(
         training_step,
         ema,
     )
+
+
+def _fit_probe(run: Run) -> TrainResult:
+    """Fit a probe on features; the backbone stays as it is."""
+    from vitkit.training.finish import evaluate_neighbours, finish_run, fit_linear_probe
+
+    folder = run.folder
+    _prepare(run, None)
+    with raise_on_signal(run.resume_hint):
+        if run.plan.config.probe == "knn":
+            metrics = evaluate_neighbours(run)
+            end = "k-nearest neighbours"
+            return TrainResult(folder.root, folder.best, folder.last, metrics, end)
+        scores = fit_linear_probe(run)
+        for path in (folder.best, folder.last):
+            Save(run).save_weights(path, scores)
+        end = "a linear probe"
+        metrics = finish_run(run, end)
+    return TrainResult(folder.root, folder.best, folder.last, metrics, end)
+
+
+def _make_steps(
+    run: Run, stopped: StoppedRun | None, deadline: Deadline | None = None
+) -> TrainResult:
+    """Make the remaining steps, and finish."""
+    plan, folder, progress = run.plan, run.folder, run.progress
+    report, stop, save = ReportProgress(run), Stop(run), Save(run)
+    if stopped is not None:
+        restore_state(run, stopped)
+        save.saved_step = progress.step
+    # a run may be over by patience before its last step
+    over = progress.step >= plan.last_step or stop.out_of_patience() is not None
+    finished = stopped is not None and over and not progress.unvalidated
+    _prepare(run, stopped, finished=finished)
+    callbacks = callbacks_of(run, report, stop, save, deadline)
+    trainer = Trainer(
+        run.training_step,
+        progress,
+        partial(_batches, run, report),
+        schedule=plan.learning_rate,
+        steps_per_epoch=plan.steps.steps_per_epoch,
+        epochs=plan.config.epochs,
+        last_step=plan.last_step,
+        callbacks=callbacks,
+    )
+    # state that is not registered would be lost on resume
+    for part in (run, *callbacks):
+        run.registry.check_all_registered(part)
+    run.restart_clock()
+    with saved_on_error(run, save):
+        trainer.run()
+        end = trainer.stopped or run.plan.end_in_words(progress.step)
+        from vitkit.training.finish import finish_run  # most of it runs only now
+
+        metrics = finish_run(run, end)
+    return TrainResult(folder.root, folder.best, folder.last, metrics, end)
+
+
+def _prepare(run: Run, stopped: StoppedRun | None, *, finished: bool = False) -> None:
+    """Begin the record of the run, and log its settings and how it continues.
+
+    Args:
+        run: the run.
+        stopped: the run that is resumed in this folder, if any.
+        finished: the run has nothing left to train.
+    """
+    log, world, config = run.log, run.world, run.plan.config
+    if stopped is None and config.resume == "auto":
+        log.info(f"nothing to resume in {run.folder.root}; starting a new run")
+    world.broadcast_from_main(lambda: begin_record(run, stopped, finished=finished))
+    if stopped is not None:
+        log_changes(run, stopped, finished=finished)
+    if not finished:
+        log_settings(run)
+    # services are started by one process, too
+    world.broadcast_from_main(lambda: log.track(config.logger, run.settings_to_store()))
+
+
+def callbacks_of(
+    run: Run, report: ReportProgress, stop: Stop, save: Save, deadline: Deadline | None = None
+) -> list[Callback]:
+    """List the callbacks of a run, in the order that exact resuming needs."""
+    return [
+        *run.further,
+        TrainMode(run.model),
+        HandleBadNumbers(run),
+        *([AverageWeights(run.ema, run.model)] if run.ema else []),
+        SaveBeforeValidation(save),  # validation may be long, and be killed
+        Evaluate(run, save),
+        *([KeepDeadline(run, deadline)] if deadline else []),
+        report,
+        stop,  # before `save`, which writes the files of an ending run
+        save,
+    ]
+
+
+def _batches(run: Run, report: ReportProgress, steps: range) -> Iterable[Batch]:
+    """Return the batches of the remaining steps; the time before the first is not training time."""
+    plan = run.plan
+    arriving = batches(plan.steps, steps, workers=plan.workers)
+    run.restart_clock()
+    return report.watched(arriving)
 
 
 # The user's own callbacks, made from the classes, functions or objects that the settings name.

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vitkit.errors import SettingError
+from vitkit import SettingError, TrainConfig
 from vitkit.training.config.merging import layered, read_yaml, to_yaml
-from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.recipes import recipe_settings
 
 

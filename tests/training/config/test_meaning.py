@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 import vitkit
+from vitkit import TrainConfig
 from vitkit.frozen import field_names
 from vitkit.training.config.meaning import Meaning, fields_where, meanings
-from vitkit.training.config.train_config import TrainConfig, kind_of_run
+from vitkit.training.config.train_config import kind_of_run
 
 FACTS = [
     (
@@ -22,7 +23,7 @@ FACTS = [
     (
         {"resume": "may change"},
         """bad_images trust_pickle allow_partial save_every callbacks metrics auto budget epochs
-        max_steps find_batch_size lr find_lr min_lr sched warmup_epochs clip_grad on_nan
+        max_steps lr find_lr min_lr sched warmup_epochs clip_grad on_nan
         patience grad_checkpointing devices parallel log_interval log_histograms log_examples
         plots report save_augmented_grid logger""",
     ),
@@ -42,7 +43,7 @@ FACTS = [
     (
         {"with_probe": "refused"},
         """transform balance progressive freeze freeze_blocks save_every max_steps
-        find_batch_size find_lr layer_decay model_ema model_ema_decay aa color_jitter reprob
+        find_lr layer_decay model_ema model_ema_decay aa color_jitter reprob
         scaled_jpeg
         repeated_aug mixup cutmix mixup_prob mixup_switch_prob mixup_off_epoch teacher distill
         distill_alpha distill_temperature patience compile grad_checkpointing
@@ -66,6 +67,10 @@ FACTS = [
     ({"optimizers": ("adamw", "adam", "muon")}, "beta1 beta2"),
     ({"several_processes": True}, "parallel timeout"),
     ({"for_pretrained": True}, "freeze freeze_blocks layer_decay"),
+    (
+        {"changes_images": True},
+        "transform flip shift crop_scale aa color_jitter reprob mixup cutmix",
+    ),
 ]
 """Facts and the settings that have them: one that changes by mistake is seen here."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import vitkit
+from vitkit import TrainConfig
 from vitkit.training.config.merging import layered
-from vitkit.training.config.train_config import TrainConfig
 
 
 def test_later_layers_win_and_specs_merge_field_by_field():

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import vitkit
-from vitkit.errors import SettingError
+from vitkit import SettingError, TrainConfig
 from vitkit.frozen import field_names
 from vitkit.training.config.merging import layered
 from vitkit.training.config.run_settings import OptimizerSettings
-from vitkit.training.config.train_config import SECTIONS, USUAL, RunConfig, TrainConfig
+from vitkit.training.config.train_config import SECTIONS, USUAL, RunConfig
 from vitkit.training.optimization.optimizers import configured_optimizer
 from vitkit.training.recipes import RECIPES, recipe_settings
 
@@ -78,7 +78,7 @@ def test_the_case_of_an_optimizer_does_not_matter():
 
 def test_every_recipe_is_a_valid_config_with_a_docstring_that_has_its_command():
     for name, recipe in RECIPES.items():
-        TrainConfig(**layered({"data": name}, recipe()))
-        assert f"--recipe {name}" in (recipe.__doc__ or "")
+        TrainConfig(**layered({"data": name}, recipe_settings(name)))
+        assert f"--recipe {name}" in recipe["about"]
     with pytest.raises(SettingError, match=r"no recipe 'digit' .did you mean 'digits'"):
         recipe_settings("digit")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pkgutil import resolve_name
 from typing import Any
 
 import torch
 from torch import nn
 
 from vitkit.errors import SpecError, check_type
+from vitkit.models.encoder import recompute_block
 from vitkit.models.initialisation import HEADS, initialise
 from vitkit.models.interface.intermediates import Intermediates
 from vitkit.models.interface.pretrained import Origin
@@ -20,8 +20,6 @@ from vitkit.spec import ViTSpec
 
 COMPILED = "_orig_mod"
 """Name of the inner module in `torch.compile`'s wrapper."""
-CHECKPOINTING = "vitkit.training.optimization.precision:checkpoint_gradients"
-"""The function behind `set_grad_checkpointing`, imported when it is called."""
 
 
 def complete_spec(spec: ViTSpec | None, fields: Mapping[str, object]) -> ViTSpec:
@@ -128,8 +126,7 @@ class Backbone(Intermediates):
         >>> model.set_grad_checkpointing()
         >>> model(torch.zeros(1, 3, 224, 224)).sum().backward()  # the same gradients
         """
-        # By its name: the architecture knows nothing of training.
-        resolve_name(CHECKPOINTING)(self, "block" if enable else None)
+        self.run_block = recompute_block if enable else None
 
 
 def is_of_head(name: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
@@ -36,6 +36,7 @@ class Meaning:
         optimizers: values of `opt` that use this setting; empty for all.
         several_processes: whether it has an effect in runs of several processes alone.
         for_pretrained: whether it is meant for weights that are trained already.
+        changes_images: whether it changes training images at random, unless it is 0 or empty.
     """
 
     resume: Literal["fixed", "may change", "not compared"]
@@ -46,6 +47,25 @@ class Meaning:
     optimizers: tuple[str, ...] = ()
     several_processes: bool = False
     for_pretrained: bool = False
+    changes_images: bool = False
+
+
+# The usual meanings; `dataclasses.replace` makes another one from the nearest.
+OF_DATA = Meaning(resume="fixed", changes_result=True, with_probe="used", with_auto="passed on")
+OF_IMAGES = Meaning(resume="fixed", changes_result=True, with_probe="used")
+OF_TRAINING = Meaning(resume="fixed", changes_result=True, with_probe="refused")
+OF_AUGMENTATION = replace(OF_TRAINING, changes_images=True)
+OF_STEPS = Meaning(resume="fixed", changes_result=True, with_probe="ignored")
+OF_SCHEDULE = Meaning(resume="may change", changes_result=True, with_probe="ignored")
+OF_LENGTH = Meaning(resume="may change", changes_result=True, with_probe="refused")
+OF_BITS = Meaning(resume="fixed", changes_result=False, with_probe="used", with_auto="passed on")
+"""For what changes the result by no more than rounding, or as another seed does."""
+OF_LOOP = Meaning(resume="may change", changes_result=False, with_probe="refused")
+OF_LOG = Meaning(resume="may change", changes_result=False, with_probe="used")
+OF_OUTPUT = replace(OF_LOG, with_auto="passed on")
+OF_CALL = Meaning(resume="not compared", changes_result=False, with_probe="used")
+OF_MACHINE = replace(OF_CALL, with_auto="passed on")
+OF_SEARCH = replace(OF_CALL, with_auto="own")
 
 
 _READ: dict[type[Any], Mapping[str, Meaning]] = {}

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib import resources
 from io import StringIO
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -14,7 +18,6 @@ from vitkit.errors import SettingError
 from vitkit.frozen import field_names
 from vitkit.io.atomic import write_bytes
 from vitkit.messages import did_you_mean
-from vitkit.training.config.foreign_names import letters, meaning_of
 from vitkit.training.config.meaning import Settings
 from vitkit.training.config.train_config import TrainConfig
 
@@ -94,7 +97,7 @@ def with_flat_spec(settings: Mapping[str, Any]) -> Settings:
 
 # `config.yaml` of a run, written and read; a user's own recipes are YAML of the same kind.
 
-GONE: Settings = {"distill_views": 0}
+GONE: Settings = {"distill_views": 0, "find_batch_size": False}
 """Settings of earlier versions -> the value with which a file may still have them."""
 
 
@@ -172,6 +175,27 @@ def _line(text: str, key: str) -> str:
 # Other names of a setting: names in other programs, second names of a flag, camel case.
 
 
+@cache
+def programs() -> dict[str, dict[str, str]]:
+    """Return program -> its words -> settings of vitkit, or advice: `foreign_names.toml`."""
+    file = resources.files("vitkit.training.config").joinpath("foreign_names.toml")
+    return tomllib.loads(file.read_text(encoding="utf-8"))
+
+
+def letters(name: str) -> str:
+    """Return the letters and digits of a name, in small letters."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _meaning_of(word: str) -> str | None:
+    """Return what another program's name stands for in vitkit; None if it is unknown."""
+    for words in programs().values():
+        for foreign, meaning in words.items():
+            if letters(foreign) == letters(word):
+                return meaning
+    return None
+
+
 def hint_on(
     word: str, known: Iterable[str], second: Mapping[str, str], *, as_flags: bool = False
 ) -> str:
@@ -191,7 +215,7 @@ def hint_on(
     known = list(known)
     # compared by letters: `--batchSize` is `batch_size`
     by_letters = {letters(name): name for name in known} | dict(second)
-    meaning = by_letters.get(letters(word)) or meaning_of(word)
+    meaning = by_letters.get(letters(word)) or _meaning_of(word)
     if meaning is not None and meaning.endswith("."):
         return f"; {meaning.rstrip('.')}"
     names = meaning.split() if meaning else []

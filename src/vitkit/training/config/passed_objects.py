@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -72,11 +73,6 @@ def _register(thing: Any, objects: dict[str, Any]) -> str:
     return name
 
 
-def _passed_settings(config: TrainConfig) -> dict[str, str]:
-    """Return the settings that stand for objects of this call: setting -> its first such name."""
-    return _settings_where(config, is_given)
-
-
 def _settings_where(config: TrainConfig, accept: Callable[[str], bool]) -> dict[str, str]:
     """Return the settings with a text that is accepted: setting -> its first such text."""
     found: dict[str, str] = {}
@@ -103,28 +99,30 @@ def refuse_missing(config: TrainConfig) -> None:
     missing = _settings_where(config, is_missing)
     if not missing:
         return
-    keywords = [f"{name}=..." for name in missing if name != "data"]
     objects = ", ".join(f"{name} {text}" for name, text in missing.items())
     if config.resume is None:
-        call = ", ".join(["data", *keywords])
         raise SettingError(
             f"{objects}: no import finds an object of a script or a notebook; pass the object "
-            f"itself: vitkit.train({call})"
+            f"itself: {_call(missing)}"
         )
-    call = ", ".join(["data", f"resume={str(config.resume)!r}", *keywords])
     raise SettingError(
         f"the run was started in Python with objects that are not stored: {objects}; pass the same "
-        f"ones again: vitkit.train({call})"
+        f"ones again: {_call(missing, f'resume={str(config.resume)!r}')}"
     )
 
 
-def resume_command(config: TrainConfig, root: Path) -> str | None:
-    """Return the Python call that resumes a run with passed objects; `None` for any other run."""
-    passed = _passed_settings(config)
+def how_to_resume(config: TrainConfig, root: Path) -> str:
+    """Return the command that resumes a run, or the call in Python where objects were passed."""
+    passed = _settings_where(config, is_given)
     if not passed:
-        return None
-    keywords = [f"{name}=..." for name in passed if name != "data"]
-    return f"vitkit.train({', '.join(['data', f'resume={str(root)!r}', *keywords])})"
+        return f"resume with: vitkit train --resume {shlex.quote(str(root))}"
+    return f"resume with the same objects: {_call(passed, f'resume={str(root)!r}')}"
+
+
+def _call(settings: Iterable[str], *keywords: str) -> str:
+    """Return the text of a call of `vitkit.train` with objects for these settings."""
+    objects = [f"{name}=..." for name in settings if name != "data"]
+    return f"vitkit.train({', '.join(['data', *keywords, *objects])})"
 
 
 def refuse_passed(config: TrainConfig) -> None:
@@ -133,7 +131,7 @@ def refuse_passed(config: TrainConfig) -> None:
     Raises:
         SettingError: names the setting and the object.
     """
-    for name, text in _passed_settings(config).items():
+    for name, text in _settings_where(config, is_given).items():
         # `data` cannot be imported: only a script that every process runs has it
         mend = "" if name == "data" else "define it at the top level of a module, or "
         raise SettingError(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from vitkit.errors import SettingError
-from vitkit.frozen import frozen, to_json
+from vitkit.frozen import field_names, frozen, to_json
 from vitkit.training.config.data_settings import (
     AugmentationSettings,
     DataSettings,
@@ -132,9 +132,10 @@ def kind_of_run(settings: Mapping[str, Any]) -> dict[str, Any] | None:
     without_weight = fields_where(TrainConfig, changes_result=False)
     # these may have another path on resume, but they define the run
     ignored = {*not_compared, *without_weight} - {"data", "relabel", "teacher", "start"}
-    # a setting newer than the run had its default
+    # a setting newer than the run had its default; one that is gone made no difference
     known = USUAL | dict(settings) if settings else {}
-    kind = {name: value for name, value in known.items() if name not in ignored}
+    kind = {name: known[name] for name in field_names(TrainConfig) if name in known}
+    kind = {name: value for name, value in kind.items() if name not in ignored}
     start = kind.get("start")
     if isinstance(start, Mapping):
         # the same weights may come from another path

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import (
 from vitkit.errors import MODEL, CheckpointError, SettingError, check_type
 from vitkit.messages import did_you_mean
 from vitkit.models.attention import AttentionKernel, Context
+from vitkit.models.encoder import recompute_block
 from vitkit.models.vit import ViT
 from vitkit.shapes import Tokens
 from vitkit.training.state.registry import Metadata, Tensors
@@ -202,7 +203,7 @@ def checkpoint_gradients(model: ViT, recompute: str | None = "block") -> ViT:
     Raises:
         SettingError: an unknown name, or not a ViT.
     """
-    modes = {"block": _recompute_block, "norm_and_activation": _recompute_cheap}
+    modes = {"block": recompute_block, "norm_and_activation": _recompute_cheap}
     if recompute is not None and recompute not in modes:
         near = did_you_mean(recompute, modes)
         raise SettingError(f"recompute {recompute!r} is none of {', '.join(modes)}{near}")
@@ -210,10 +211,6 @@ def checkpoint_gradients(model: ViT, recompute: str | None = "block") -> ViT:
     # The encoder runs every block by this function where there is one.
     model.run_block = modes[recompute] if recompute else None
     return model
-
-
-def _recompute_block(block: nn.Module, tokens: Tokens, context: Context) -> Tokens:
-    return checkpoint(block, tokens, context, use_reentrant=False)
 
 
 def _recompute_cheap(block: nn.Module, tokens: Tokens, context: Context) -> Tokens:

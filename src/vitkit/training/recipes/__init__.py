@@ -1,53 +1,34 @@
-"""Recipes: functions that return settings for one purpose, with the score to expect.
+"""Recipes: settings for one purpose, with the score to expect: the tables of `recipes.toml`.
 
-A recipe sets what differs from the defaults; YAML and flags override it. Its docstring has the
-score to expect, measured here or quoted from its paper.
+A recipe sets what differs from the defaults; YAML and flags override it. Its text has the score to
+expect, measured here or quoted from its paper.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import tomllib
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from vitkit.errors import SettingError
 from vitkit.messages import did_you_mean, nearest_parent
 from vitkit.training.config.meaning import Settings
 from vitkit.training.config.merging import layered, read_yaml
-from vitkit.training.recipes.presets import (
-    augreg,
-    cifar10,
-    cifar10_small,
-    deit,
-    deit3,
-    digits,
-    distil,
-    fashion_mnist,
-    finetune,
-    finetune_sgd,
-    linear_probe,
-    mnist,
-    plain_vit_s16_90ep,
-    vit_paper,
-    vit_paper_decay01,
-)
 
-RECIPES: dict[str, Callable[[], Settings]] = {
-    "digits": digits,
-    "mnist": mnist,
-    "fashion-mnist": fashion_mnist,
-    "cifar10": cifar10,
-    "cifar10-small": cifar10_small,
-    "vit-paper": vit_paper,
-    "vit-paper-decay01": vit_paper_decay01,
-    "deit": deit,
-    "deit3": deit3,
-    "plain-vit-s16-90ep": plain_vit_s16_90ep,
-    "augreg": augreg,
-    "finetune": finetune,
-    "finetune-sgd": finetune_sgd,
-    "linear-probe": linear_probe,
-    "distil": distil,
-}
+RECIPES: dict[str, dict[str, Any]] = tomllib.loads(
+    resources.files("vitkit.training.recipes").joinpath("recipes.toml").read_text(encoding="utf-8")
+)
+"""Name -> `about`, the recipe that it changes (`from`), settings that are None, and settings."""
+
+
+def recipe(name: str) -> Settings:
+    """Return the settings of a recipe by its name."""
+    table = copy.deepcopy(RECIPES[name])
+    del table["about"]
+    base = recipe(table.pop("from")) if "from" in table else {}
+    return base | dict.fromkeys(table.pop("unset", ())) | table
 
 
 def recipe_settings(name: str | None) -> Settings:
@@ -63,7 +44,7 @@ def recipe_settings(name: str | None) -> Settings:
     """
     if name is None:
         return {}
-    if not _is_yaml(name):
+    if Path(name).suffix not in (".yaml", ".yml"):
         return _by_name(name)
     if not Path(name).exists():
         raise SettingError(f"--recipe {name}: no such file; {nearest_parent(Path(name))}")
@@ -80,13 +61,9 @@ def recipe_settings(name: str | None) -> Settings:
     return layered(_by_name(base), settings)
 
 
-def _is_yaml(name: str) -> bool:
-    return Path(name).suffix in (".yaml", ".yml")
-
-
 def _by_name(name: str) -> Settings:
     if name in RECIPES:
-        return RECIPES[name]()
+        return recipe(name)
     raise SettingError(
         f"there is no recipe {name!r}{did_you_mean(name, RECIPES)}; recipes are "
         f"{', '.join(RECIPES)}; or pass a .yaml file"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from vitkit.messages import plural
 from vitkit.training.config.data_settings import DEFAULT_MODEL
 from vitkit.training.config.meaning import Settings
 from vitkit.training.config.train_config import USUAL, RunConfig, TrainConfig, leaves_model_open
-from vitkit.training.recipes.presets import cifar10, cifar10_small, digits, fashion_mnist, finetune
+from vitkit.training.recipes import recipe
 
 # Derive the open settings from the training images: model, batch size, epochs, rate.
 
@@ -61,8 +60,7 @@ def decide_settings(
     if config.pretrained is None:
         settings.setdefault("model", DEFAULT_MODEL)
     else:
-        settings["lr"] = finetune()["lr"]
-        settings["batch_size"] = finetune()["batch_size"]
+        settings |= {name: recipe("finetune")[name] for name in ("lr", "batch_size")}
     if config.probe is None:
         settings |= _steps(config, len(train), settings["batch_size"], model, processes)
     elif config.epochs is not None:  # a probe makes no steps
@@ -101,12 +99,12 @@ def _model_settings(config: TrainConfig, train: Split) -> Settings:
         return {}
     named = config.spec.get("image_size")
     side = config.img_size or (named if isinstance(named, int) else None)
-    recipe = scratch_settings(size, statistics, side=side)
+    scratch = scratch_settings(size, statistics, side=side)
     names = [*USUAL, "model", "spec"]
     # crops of a part of the image are the user's choice
     if config.fit is None and config.crop_ratio is None:
         names.append("fit")
-    settings = {name: recipe[name] for name in names if name in recipe}
+    settings = {name: scratch[name] for name in names if name in scratch}
     if config.mean is not None:
         settings["spec"] |= {"in_channels": len(config.mean)}
     settings["spec"] |= config.spec
@@ -247,21 +245,21 @@ class ModelSize:
     """A size of a model from scratch, and the conditions under which it is used.
 
     Attributes:
-        settings: recipe with this size and its optimizer.
+        recipe: the recipe with this size and its optimizer.
         images: smallest number of training images.
         epochs: epochs that must fit into the time; on small data they decide the accuracy.
     """
 
-    settings: Callable[[], Settings]
+    recipe: str
     images: int
     epochs: int
 
 
 SIZES = (
-    ModelSize(cifar10, images=30_000, epochs=100),
-    ModelSize(cifar10_small, images=30_000, epochs=20),
-    ModelSize(fashion_mnist, images=10_000, epochs=10),
-    ModelSize(digits, images=0, epochs=0),
+    ModelSize("cifar10", images=30_000, epochs=100),
+    ModelSize("cifar10-small", images=30_000, epochs=20),
+    ModelSize("fashion-mnist", images=10_000, epochs=10),
+    ModelSize("digits", images=0, epochs=0),
 )
 """From large to small: 2.7, 0.8, 0.23 and 0.14 million parameters. The first that fits is used."""
 
@@ -295,14 +293,14 @@ def scratch_settings(
             f"--img-size {side}: only patches of {patch_size} pixels divide it, too few for a "
             f"model; pass a size that smaller ones divide, such as {_divisible_side(side)}"
         )
-    recipe = size.settings()
+    own = recipe(size.recipe)
     # The recipe's normalisation belongs to its dataset.
-    settings = {name: v for name, v in recipe.items() if name not in ("mean", "std", "fit")}
+    settings = {name: v for name, v in own.items() if name not in ("mean", "std", "fit")}
     settings |= statistics.augmentation(side)
     if statistics.uniform:
         # Images of one square size: nothing is cut off, nothing is stretched.
         settings["fit"] = "squash"
-    settings["spec"] = recipe["spec"] | {
+    settings["spec"] = own["spec"] | {
         "image_size": side,
         "patch_size": patch_size,
         "in_channels": 3 if statistics.colour else 1,

@@ -29,13 +29,7 @@ from vitkit.training.config.data_settings import (
 from vitkit.training.config.meaning import Settings
 from vitkit.training.config.train_config import RunConfig, TrainConfig
 from vitkit.training.optimization.parameters import freeze_parts
-from vitkit.weights.adapt import adapt
-from vitkit.weights.catalogue import find
 from vitkit.weights.checkpoint import Checkpoint, texts
-from vitkit.weights.load import load_with
-from vitkit.weights.pretrained import adapt_to_spec, as_published
-from vitkit.weights.recognise_format import Hints
-from vitkit.weights.write import rebuilt
 
 SAVED_FACTS = ("place", "format", "sha256", "licence")
 """Facts about the initial weights that the checkpoints of the run repeat."""
@@ -62,16 +56,47 @@ class InitialWeights:
     notes: tuple[str, ...] = ()
 
 
-def random_weights(
-    config: TrainConfig, num_classes: int, *, resumes: bool = False
+def load_initial(config: TrainConfig, *, resumes: bool) -> LoadedWeights | None:
+    """Load the weights to start from, or refuse an impossible model, before the data are read.
+
+    Returns:
+        The checkpoint of `config.pretrained`, adapted to the settings; None for random weights, and
+        for a resumed run, whose state has them.
+
+    Raises:
+        CheckpointError, SettingError, SpecError: as `_load`; or a model that cannot exist.
+    """
+    if config.pretrained is None:
+        preset_spec(config, num_classes=1)  # the data decide the number of classes
+        return None
+    if resumes and config.start is not None:
+        return None
+    return _load(config, spec_fields(config))
+
+
+def initial_weights(
+    config: RunConfig, opened: LoadedWeights | None, classes: Sequence[str], *, resumes: bool
 ) -> InitialWeights:
-    """Return the start from random weights, or from the state of a resumed run.
+    """Return the start of a run for data with these classes.
+
+    Args:
+        config: the settings, none of them open.
+        opened: as `load_initial` returned it.
+        classes: class names of the data.
+        resumes: a run is resumed; config.yaml has the facts on its start.
 
     Raises:
         SpecError: a model that cannot exist.
         SettingError: settings that contradict each other.
     """
-    spec = preset_spec(config, num_classes)
+    if opened is not None:
+        # a probe has no use for a head, or fits one of its own
+        return _from_checkpoint(opened, classes, keeps_head=config.probe is None)
+    if config.pretrained is not None and config.start is not None:
+        spec = ViTSpec.from_json(config.start["spec"])
+        preprocess = Preprocess.from_json(config.start["preprocess"])
+        return InitialWeights(spec, preprocess, None, dict(config.start))
+    spec = preset_spec(config, len(classes))
     # the model of a resumed run cannot be changed
     notes = [] if resumes else _note_on_mlp(config, spec)
     return InitialWeights(spec, _preprocess(config, spec), None, {}, tuple(notes))
@@ -91,12 +116,6 @@ def _note_on_mlp(settings: ModelSettings, spec: ViTSpec) -> list[str]:
         f"{spec.mlp_width / spec.width:.3g} times the width instead of the model's "
         f"{usual.mlp_width / usual.width:.3g}; --spec.mlp-width {same_ratio} keeps the ratio"
     ]
-
-
-def from_stored(facts: Mapping[str, Any]) -> InitialWeights:
-    """Return the start of a resumed run from its config.yaml. Raises `SpecError`."""
-    spec, preprocess = ViTSpec.from_json(facts["spec"]), Preprocess.from_json(facts["preprocess"])
-    return InitialWeights(spec, preprocess, None, dict(facts))
 
 
 def started_from(settings: FineTuningSettings) -> Settings:
@@ -190,6 +209,8 @@ def make_model(
 
 def _head_for_classes(stored: Checkpoint, classes: tuple[str, ...]) -> tuple[Checkpoint, str]:
     """Return the checkpoint with a head for these classes, and notes on the changes."""
+    from vitkit.weights.adapt import adapt
+
     old, count = stored.model.spec.num_classes, len(classes)
     if stored.classes == classes:
         return stored, f"the head is kept: its {count} classes are the data's"
@@ -208,6 +229,9 @@ def _head_for_classes(stored: Checkpoint, classes: tuple[str, ...]) -> tuple[Che
 
 def _with_fresh_head(stored: Checkpoint, count: int) -> Checkpoint:
     """Return the checkpoint with a head of zeros for `count` classes."""
+    from vitkit.weights.adapt import adapt
+    from vitkit.weights.write import rebuilt
+
     model = stored.model
     if model.spec.representation_width is not None:
         spec = model.spec.replace(representation_width=None, num_classes=0)
@@ -225,7 +249,8 @@ def _with_fresh_head(stored: Checkpoint, count: int) -> Checkpoint:
     return replace(fresh, metadata=stored.metadata)
 
 
-# Initial weights from a checkpoint: loaded, adapted to the settings, with a head for the data.
+# Initial weights from a checkpoint: loaded, adapted to the settings, with a head for the data. What
+# reads checkpoints is imported in these functions: a run from random weights needs none of it.
 #
 # Sizes, positions, channels and normalisation are adapted where a setting names others, the head is
 # kept where the class names are the same, and each step is logged. The result is written to
@@ -249,7 +274,7 @@ class LoadedWeights:
     adapted: tuple[str, ...]
 
 
-def load_initial(config: TrainConfig, fields: Mapping[str, Any]) -> LoadedWeights:
+def _load(config: TrainConfig, fields: Mapping[str, Any]) -> LoadedWeights:
     """Load the checkpoint of `config.pretrained` and adapt it to the settings.
 
     Args:
@@ -262,6 +287,11 @@ def load_initial(config: TrainConfig, fields: Mapping[str, Any]) -> LoadedWeight
         SettingError: no weights are published for the model.
         SpecError: sizes, channels or normalisation that it cannot be adapted to.
     """
+    from vitkit.weights.catalogue import find
+    from vitkit.weights.load import load_with
+    from vitkit.weights.pretrained import adapt_to_spec, as_published
+    from vitkit.weights.recognise_format import Hints
+
     entry = find(config.model or DEFAULT_MODEL) if config.pretrained == CATALOGUE else None
     place = entry.name if entry else str(config.pretrained)
     # a name may have a tag behind the preset: vit_base_patch16_224.augreg_in21k
@@ -297,7 +327,7 @@ def load_initial(config: TrainConfig, fields: Mapping[str, Any]) -> LoadedWeight
     return LoadedWeights(stored, _absolute(place), sha256, adapted)
 
 
-def from_checkpoint(
+def _from_checkpoint(
     loaded: LoadedWeights, classes: Sequence[str], *, keeps_head: bool = True
 ) -> InitialWeights:
     """Return the start from a loaded checkpoint, for data with these classes.
@@ -333,6 +363,8 @@ def _with_preprocess(stored: Checkpoint, given: dict[str, Any]) -> Checkpoint:
         stored: the checkpoint.
         given: the fields of `Preprocess` that the settings name.
     """
+    from vitkit.weights.adapt import adapt
+
     old = stored.preprocess
     mean, std = given.get("mean", old.mean), given.get("std", old.std)
     if len(mean) != old.channels or len(std) != old.channels:

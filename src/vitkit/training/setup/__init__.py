@@ -1,1 +1,0 @@
-"""From settings to a run before its first step: data, initial weights, folder, parts."""
