@@ -120,16 +120,6 @@ def open_dataset(
         return data
     if isinstance(data, str) and data.startswith(MEMORY_PREFIX):
         return open_kept(data, ignore_extra_classes=ignore_extra_classes)
-    return _open_place(data, data_root, ignore_extra_classes, follow_links)
-
-
-def _open_place(
-    data: str | os.PathLike[str],
-    data_root: str | os.PathLike[str] | None,
-    ignore_extra_classes: bool,
-    follow_links: bool,
-) -> Dataset:
-    """Open a dataset by its name, its address or its path."""
     # As a path, an empty text would be the working folder.
     if data == "":
         raise DataError(
@@ -139,24 +129,22 @@ def _open_place(
     # `Path.expanduser` raises for an unknown user.
     root = None if data_root is None else Path(os.path.expanduser(data_root))
     # Names and addresses are text; a `Path` is always a path.
-    if isinstance(data, str) and data in NAMES:
-        return _open_named(data, root)
-    if isinstance(data, str) and data.startswith(HUB_PREFIX):
+    if isinstance(data, str) and (data in NAMES or data.startswith(ADDRESSES)):
+        return _open_known(data, root, ignore_extra_classes)
+    return _open_path(data, root, ignore_extra_classes, follow_links)
+
+
+def _open_known(data: str, root: Path | None, ignore_extra_classes: bool) -> Dataset:
+    """Open a dataset by its name or its address."""
+    if data.startswith(HUB_PREFIX):
         return open_tables(load_hub(data), ignore_extra_classes=ignore_extra_classes)
-    if isinstance(data, str) and data.startswith(WEBDATASET_PREFIX):
+    if data.startswith(WEBDATASET_PREFIX):
         return open_webdataset(data, ignore_extra_classes=ignore_extra_classes)
-    path = Path(os.path.expanduser(data))
-    if not os.path.exists(path):
-        name = escape(data)
-        if path.suffix.lower() in (*LISTS, PARQUET_ENDING):
-            raise DataError(f"{name}: no such file; {nearest_parent(path)}")
-        near = did_you_mean(name, NAMES)
-        where = near or f"; {nearest_parent(path)}"
-        raise DataError(
-            f"{name}: no such folder, and no dataset of that name{where}; datasets known by "
-            f"name: {', '.join(NAMES)}"
-        )
-    return _open_path(path, root, ignore_extra_classes, follow_links)
+    if data in CIFAR_CLASSES:
+        return open_cifar(data, known_folders(data, root))
+    if data in IDX_CLASSES:
+        return open_idx(data, known_folders(data, root))
+    return open_digits()
 
 
 def is_dataset(data: str | os.PathLike[str]) -> bool:
@@ -173,36 +161,36 @@ def is_dataset(data: str | os.PathLike[str]) -> bool:
 
 
 def _open_path(
-    path: Path, root: Path | None, ignore_extra_classes: bool, follow_links: bool
+    data: str | os.PathLike[str],
+    root: Path | None,
+    ignore_extra_classes: bool,
+    follow_links: bool,
 ) -> Dataset:
     """Open a file or a folder by its ending and its contents."""
-    # Tables first: a folder of Parquet files may also hold images, such as for a readme.
+    path, name = Path(os.path.expanduser(data)), escape(data)
     ending = path.suffix.lower()
     is_folder = os.path.isdir(path)
+    if not os.path.exists(path):
+        if ending in (*LISTS, PARQUET_ENDING):
+            raise DataError(f"{name}: no such file; {nearest_parent(path)}")
+        where = did_you_mean(name, NAMES) or f"; {nearest_parent(path)}"
+        raise DataError(
+            f"{name}: no such folder, and no dataset of that name{where}; datasets known by "
+            f"name: {', '.join(NAMES)}"
+        )
+    # Tables first: a folder of Parquet files may also hold images, such as for a readme.
     if ending == PARQUET_ENDING or (is_folder and parquet_files(path)):
         return open_tables(load_parquet(path), ignore_extra_classes=ignore_extra_classes)
     if is_folder and is_saved(path):
         return open_tables(load_saved(path), ignore_extra_classes=ignore_extra_classes)
+    links = {"ignore_extra_classes": ignore_extra_classes, "follow_links": follow_links}
     if is_folder:
-        return open_folder(
-            path, ignore_extra_classes=ignore_extra_classes, follow_links=follow_links
-        )
+        return open_folder(path, **links)
     # A pipe may be called photos.csv, too; reading it would wait for a writer.
     if os.path.isfile(path) and ending in LISTS:
-        return open_csv(
-            path, root=root, ignore_extra_classes=ignore_extra_classes, follow_links=follow_links
-        )
-    hint = f"; open shards as wds:{escape(path)}" if ending == ".tar" else ""
+        return open_csv(path, root=root, **links)
+    hint = f"; open shards as wds:{name}" if ending == ".tar" else ""
     raise DataError(
-        f"{escape(path)} is not a folder; expected an image folder, a .csv, a {PARQUET_ENDING} "
+        f"{name} is not a folder; expected an image folder, a .csv, a {PARQUET_ENDING} "
         f"file or one of {', '.join(NAMES)}{hint}"
     )
-
-
-def _open_named(name: str, root: Path | None) -> Dataset:
-    if name == "digits":
-        return open_digits()
-    folders = known_folders(name, root)
-    if name in CIFAR_CLASSES:
-        return open_cifar(name, folders)
-    return open_idx(name, folders)
