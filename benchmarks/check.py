@@ -116,8 +116,7 @@ CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
 def near() -> dict[str, object]:
     """Count copies found among photographs, and pairs in datasets that should have none."""
     from vitkit.data.checks.check import check_dataset
-    from vitkit.data.checks.copy_search import nearest_copies
-    from vitkit.data.datasets.scan import summarise
+    from vitkit.data.checks.scan import nearest_copies, summarise
     from vitkit.data.sources.open import open_dataset
 
     def thumbnails(images: list[Image.Image]) -> np.ndarray:

@@ -47,7 +47,7 @@ def in_turn(rounds: int, works: dict[str, Callable[[int], object]]) -> None:
 
 def rows(rounds: int) -> None:
     """Compare `FileCache` with a table of SQLite that has a checksum for each row."""
-    from vitkit.data.datasets.scan import SCAN_ROW
+    from vitkit.data.checks.scan import SCAN_ROW
     from vitkit.io.caches import FileCache
 
     draw = np.random.default_rng(0)

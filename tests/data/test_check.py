@@ -12,8 +12,8 @@ from PIL import Image
 
 from vitkit import DataError, open_dataset
 from vitkit.data.checks.check import Problem, drop_or_refuse_unreadable
+from vitkit.data.checks.scan import scan_split
 from vitkit.data.datasets.dataset import FileSplit
-from vitkit.data.datasets.scan import scan_split
 
 GOOD = 12
 

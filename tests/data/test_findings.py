@@ -16,9 +16,14 @@ from PIL import Image, ImageEnhance
 
 from vitkit import check, open_dataset
 from vitkit.data.checks.check import drop_or_refuse_unreadable
-from vitkit.data.checks.copy_search import NONE, nearest_copies, same_pixels
 from vitkit.data.checks.findings import FINDING_KINDS, Finding
-from vitkit.data.datasets.scan import THUMBNAIL_SIDE, summarise
+from vitkit.data.checks.scan import (
+    NONE,
+    THUMBNAIL_SIDE,
+    nearest_copies,
+    same_pixels,
+    summarise,
+)
 
 SIZE = (200, 160)
 
@@ -130,10 +135,10 @@ def test_digits_are_not_taken_for_each_other() -> None:
 def test_the_nearest_copies_are_those_that_a_search_of_all_pairs_finds(
     mirrored: bool, alike: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vitkit.data.checks import copy_search
+    from vitkit.data.checks import scan
 
-    monkeypatch.setattr(copy_search, "ROWS", 7)
-    monkeypatch.setattr(copy_search, "COLUMNS", 13)
+    monkeypatch.setattr(scan, "ROWS", 7)
+    monkeypatch.setattr(scan, "COLUMNS", 13)
     draw = np.random.default_rng(3)
     many = draw.integers(0, 256, (1 if alike else 200, THUMBNAIL_SIDE, THUMBNAIL_SIDE)).repeat(
         200 if alike else 1, 0

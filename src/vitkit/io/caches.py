@@ -159,14 +159,11 @@ class FileCache:
         self._stored += int(known.sum())
         return rows, known
 
-    def save(self, *, finished: bool = True) -> None:
+    def save(self) -> None:
         """Write all rows atomically.
 
-        Once every lookup is made, stored rows without a lookup belong to files that are gone, or to
-        another selection of files; they are kept while they are fewer than the rows in use.
-
-        Args:
-            finished: True if no further lookup will follow.
+        Stored rows without a lookup belong to files that are gone, or to another selection of
+        files; they are kept while they are fewer than the rows in use.
         """
         parts = []
         for keys, rows, known in self._lookups:
@@ -175,7 +172,7 @@ class FileCache:
         count = sum(len(keys) for keys, _ in parts)
         stored = self._read()
         unused = stored[~np.isin(stored["key"], np.concatenate([keys for keys, _ in parts]))]
-        if finished and 2 * len(unused) > len(stored):
+        if 2 * len(unused) > len(stored):
             unused = unused[:0]
         elif count == self._stored:
             return  # the file holds exactly these rows already

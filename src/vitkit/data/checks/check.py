@@ -19,8 +19,8 @@ from typing import Any, Literal
 import numpy as np
 
 from vitkit.data.checks.findings import Finding, findings
+from vitkit.data.checks.scan import SCAN_ROW, Problem, ScanResult, scan_split
 from vitkit.data.datasets.dataset import Dataset
-from vitkit.data.datasets.scan import SCAN_ROW, Problem, ScanResult, scan_split
 from vitkit.data.datasets.split import LabelChange, LabelChanges, Split, read_label_changes
 from vitkit.data.datasets.splitting import first_copies
 from vitkit.data.sources.open import DataSource, open_dataset
@@ -63,11 +63,7 @@ class Report:
 
     def warnings(self) -> list[str]:
         """Return the warnings, a line each; training prints them."""
-        warnings = []
-        for finding in self.findings:
-            if finding.severity == "warning":
-                warnings.append(finding.message)
-        return warnings
+        return [finding.message for finding in self.findings if finding.severity == "warning"]
 
     def as_dict(self, most: int | None = None) -> dict[str, Any]:
         """Return the report as JSON values.
@@ -206,7 +202,11 @@ def _scan(
 ) -> dict[str, ScanResult]:
     if not splits:
         return {}
-    cache = FileCache("looks", _cache_name(dataset, splits), SCAN_ROW)
+    # The folder of the image files, or the name of a dataset of another kind; it only says which
+    # file to look into: rows are found by the keys of the images.
+    folders = [split.folder() for split in splits.values()]
+    subjects = [os.path.realpath(folder) for folder in folders if folder is not None]
+    cache = FileCache("looks", (subjects or [dataset.name])[0], SCAN_ROW)
     scans = {}
     # An interrupted scan is kept, too: the next one continues after its last image.
     try:
@@ -215,16 +215,6 @@ def _scan(
     finally:
         cache.save()
     return scans
-
-
-def _cache_name(dataset: Dataset, splits: Mapping[str, Split]) -> str:
-    """Return the folder of the image files, or the name of a dataset of another kind."""
-    # Rows are found by the keys of the images; the name only says which file to look into.
-    for split in splits.values():
-        folder = split.folder()
-        if folder is not None:
-            return os.path.realpath(folder)
-    return dataset.name
 
 
 def _report(
@@ -236,12 +226,6 @@ def _report(
     # Some notes from opening the data are findings, too; they are reported once.
     messages = {finding.message for finding in all_findings}
     notes = tuple(note for note in dataset.notes if note not in messages)
-    problems: dict[str, list[Problem]] = {}
-    recalled = 0
-    for name, scan in scans.items():
-        recalled += scan.recalled
-        if scan.problems:
-            problems[name] = scan.problems
     images = {}
     for name, split in dataset.splits.items():
         counts = np.bincount(split.labels, minlength=len(dataset.classes)).tolist()
@@ -250,10 +234,10 @@ def _report(
         name=dataset.name,
         classes=dataset.classes,
         images=images,
-        problems=problems,
+        problems={name: scan.problems for name, scan in scans.items() if scan.problems},
         findings=all_findings,
         notes=notes,
-        recalled=recalled,
+        recalled=sum(scan.recalled for scan in scans.values()),
     )
 
 

@@ -10,8 +10,13 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from vitkit.data.checks.copy_search import LEAST_CORRELATION, near_copies, same_pixels
-from vitkit.data.datasets.scan import TRAITS, ScanResult
+from vitkit.data.checks.scan import (
+    LEAST_CORRELATION,
+    TRAITS,
+    ScanResult,
+    near_copies,
+    same_pixels,
+)
 from vitkit.data.datasets.split import Split
 from vitkit.data.datasets.splitting import doubtful_names, notes_on_classes
 from vitkit.messages import plural, quote_list
