@@ -6,6 +6,7 @@ import hashlib
 import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ from shards import CLASSES, Sample, as_csv, as_folder, as_parquet, as_tars, samp
 
 import vitkit
 from vitkit import open_dataset
-from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.pixel_cache import cached
 from vitkit.data.loading.crop_flip import Augmentation
 from vitkit.data.loading.loader import TrainingSteps, batches
@@ -33,18 +33,18 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Dataset:
+def folder(tmp_path: Path) -> Any:
     return open_dataset(as_folder(tmp_path / "folder", samples()))
 
 
 @pytest.fixture(params=[*MAKERS, "cache"])
-def other(request: pytest.FixtureRequest, tmp_path: Path, folder: Dataset) -> Dataset:
+def other(request: pytest.FixtureRequest, tmp_path: Path, folder: Any) -> Any:
     if request.param == "cache":
         return cached(folder, tmp_path / "pixels")
     return open_dataset(MAKERS[request.param](tmp_path / "other", samples()))
 
 
-def test_classes_labels_pixels_order_and_fingerprint(folder: Dataset, other: Dataset) -> None:
+def test_classes_labels_pixels_order_and_fingerprint(folder: Any, other: Any) -> None:
     assert other.classes == folder.classes == CLASSES
     assert list(other.splits) == ["train", "val", "test"]
     assert other.fingerprint == folder.fingerprint
@@ -56,7 +56,7 @@ def test_classes_labels_pixels_order_and_fingerprint(folder: Dataset, other: Dat
             np.testing.assert_array_equal(theirs.read(index), split.read(index))
 
 
-def test_subsets_and_other_labels_keep_their_images(other: Dataset) -> None:
+def test_subsets_and_other_labels_keep_their_images(other: Any) -> None:
     split = other.splits["train"]
     places = np.array([7, 0, 12])
     part = split.subset(places).subset(np.array([2, 0]))
@@ -68,7 +68,7 @@ def test_subsets_and_other_labels_keep_their_images(other: Dataset) -> None:
     np.testing.assert_array_equal(renamed.read(1), split.read(7))
 
 
-def digests(dataset: Dataset, workers: int) -> dict[tuple[int, int], str]:
+def digests(dataset: Any, workers: int) -> dict[tuple[int, int], str]:
     augmentation = Augmentation(flip=0.5, shift=1, crop_scale=0.3)
     source = TrainingSteps(dataset.splits["train"], SMALL, augmentation, batch_size=6, seed=0)
     return {
@@ -78,14 +78,14 @@ def digests(dataset: Dataset, workers: int) -> dict[tuple[int, int], str]:
     }
 
 
-def test_workers_see_what_one_process_sees(folder: Dataset, other: Dataset) -> None:
+def test_workers_see_what_one_process_sees(folder: Any, other: Any) -> None:
     here = digests(folder, 0)
     assert len(here) == 2 * 18
     assert digests(other, 0) == here
     assert digests(other, 2) == here
 
 
-def test_splits_travel_to_other_processes(other: Dataset) -> None:
+def test_splits_travel_to_other_processes(other: Any) -> None:
     split = other.splits["val"]
     before = split.read(3)
     sent = pickle.loads(pickle.dumps(split))
