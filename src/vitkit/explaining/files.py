@@ -224,7 +224,8 @@ class ExplanationFiles:
                 "no method can explain this model: " + "; ".join(self.refused.values())
             )
         first, shown = made[0], []
-        panels = [(IMAGE, Panel(first.original(), IMAGE), name, first.image_lines)]
+        lines: tuple[str, ...] = ()  # those of the image stand above
+        panels = [(IMAGE, Panel(first.original(), IMAGE), name, lines)]
         panels += [(one.method, one.panel(caption=()), one.description, one.map_lines)
                    for one in made]  # fmt: skip
         for file, panel, description, lines in panels:
