@@ -230,7 +230,7 @@ def test_images_of_a_finding_beyond_the_first_are_counted(tmp_path):
             Image.new("RGB", (8, 8)).save(folder / label / f"{index}.png")
     report = vitkit.check(folder)
     largest = max(report.as_dict()["findings"], key=lambda one: len(one["images"]))
-    short = [one for one in report.as_short_dict()["findings"] if one["kind"] == largest["kind"]]
+    short = [one for one in report.as_dict(3)["findings"] if one["kind"] == largest["kind"]]
     assert len(short[0]["images"]) + short[0]["more"] == len(largest["images"])
 
 

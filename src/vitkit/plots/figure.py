@@ -184,7 +184,9 @@ def decorate(axes: Axes) -> int:
 
 def wrap(text: str, letters: int | float) -> list[str]:
     """Break a text into lines, between its words where it can; of an empty one, one empty line."""
-    return textwrap.wrap(text, max(1, int(letters))) or [""]
+    # 97.3 % is one word
+    lines = textwrap.wrap(text.replace(" %", "\N{NO-BREAK SPACE}%"), max(1, int(letters)))
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines] or [""]
 
 
 def brief_number(value: float, position: int | None = None) -> str:
