@@ -45,8 +45,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
 import vitkit
-from vitkit.engines.engine import build_engine
-from vitkit.engines.torch_engines import SingleImageGraph
+from vitkit.engines.engine import SingleImageGraph, build_engine
 
 Made = dict[str, object]
 Builders = dict[str, Callable[[], Row]]

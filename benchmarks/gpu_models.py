@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from versus.machine import declare_missing_operators
 
 import vitkit
+from vitkit.engines.choose import sample_images
 from vitkit.engines.engine import build_engine
-from vitkit.engines.trials import sample_images
 from vitkit.layer_table import summary
 
 declare_missing_operators()  # torchvision, which timm imports, takes them from CUDA's library

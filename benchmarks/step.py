@@ -39,7 +39,7 @@ from versus.training import class_labels
 
 import vitkit
 from vitkit.data.sources.open import open_dataset
-from vitkit.engines.trials import sample_images
+from vitkit.engines.choose import sample_images
 from vitkit.models.attention import use_attention
 
 CLASSES = 1000

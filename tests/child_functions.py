@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 
-from vitkit.errors import SettingError
+from vitkit import SettingError
 
 
-def add(first: str, second: str) -> int:
+def add(first: int, second: int) -> int:
     sys.stdout.write("a runtime prints this\n")
-    return int(first) + int(second)
-
-
-def crash(name: str) -> None:
-    os.kill(os.getpid(), signal.Signals[name])
+    return first + second
 
 
 def hang() -> None:

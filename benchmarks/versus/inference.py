@@ -20,12 +20,13 @@ from torch.nn import functional as F
 from versus.baselines import OPTIMIZED
 from versus.child import Ready, Request
 from versus.machine import declare_missing_operators, named
+from vitkit.engines.choose import sample_images
 from vitkit.engines.engine import build_engine, export_program, without_warnings
 from vitkit.engines.inference_folds import optimized
+from vitkit.engines.onnxruntime_engine import to_onnx
+from vitkit.engines.openvino_engine import compile_model, refuse_no_instructions
 from vitkit.engines.registry import import_runtime
-from vitkit.engines.runtimes import HINTS, refuse_no_bfloat16, to_onnx
-from vitkit.engines.trials import sample_images
-from vitkit.errors import SettingError
+from vitkit.errors import DeviceError, SettingError
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
 from vitkit.weights.load import load
@@ -211,17 +212,14 @@ def _openvino(request: Request, model: nn.Module, spec: ViTSpec) -> Callable[[in
 
 def _openvino_task(model: Any, precision: str, threads: int) -> Any:
     """Compile an OpenVINO model; refuse bfloat16 where it would be float32."""
-    if precision == "bfloat16":
-        refuse_no_bfloat16()
-    settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": HINTS[precision]}
-    core: Any = import_runtime("openvino").Core()
-    return core.compile_model(model, "CPU", settings).create_infer_request()
+    refuse_no_instructions(f"precision {precision}", precision)
+    return compile_model(model, precision, threads).create_infer_request()
 
 
 def _onnxruntime(request: Request, model: nn.Module, spec: ViTSpec) -> Callable[[int], Forward]:
     """Export by `torch.onnx.export` and open a session for batches of one size."""
     runtime: Any = import_runtime("onnxruntime")
-    program = export_program(model, spec.in_channels, spec.image_size)
+    program = export_program(model, sample(spec, 2))
     content = to_onnx(program).SerializeToString()
 
     def fit(count: int) -> Forward:
@@ -278,7 +276,7 @@ def _products(precision: str, threads: int, full: Tensor) -> dict[str, Callable[
         operators: Any = import_runtime("openvino.opset13")
         given = operators.parameter(array.shape, array.dtype)
         product = operators.matmul(given, operators.constant(array), False, False)
-        with suppress(SettingError):  # a processor without bfloat16
+        with suppress(DeviceError):  # a processor without bfloat16
             task = _openvino_task(openvino.Model([product], [given]), precision, threads)
             made["openvino"] = lambda: task.infer([array], share_inputs=True)
     return made

@@ -6,18 +6,19 @@ import argparse
 import os
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.functional import cosine_similarity
 
 from versus import per_second, speed_ratio, turn_order
 from versus.baselines import Library
 from versus.child import Child, ChildError, Request
 from versus.inference import probes
 from versus.machine import machine_facts
-from vitkit.engines.trials import Agreement, compare_logits
+from vitkit.engines.choose import disagreement
 from vitkit.errors import CheckpointError
 from vitkit.layer_table import summary
 from vitkit.models.presets import table
@@ -52,7 +53,8 @@ class _Running:
     library: Library
     child: Child
     built: Request
-    agreement: Agreement
+    logits: torch.Tensor
+    expected: torch.Tensor
     seconds: list[float] = field(default_factory=list)
     peak_mb: float = 0.0
 
@@ -164,8 +166,8 @@ class _Benchmark:
             child = Child(self._args.threads)
             try:
                 built = child.ask("build", **self._request(module, library))
-                agreement = compare_logits(torch.tensor(built["logits"]), self._expected)
-                one = _Running(name, library, child, built, agreement)
+                logits = torch.tensor(built["logits"])
+                one = _Running(name, library, child, built, logits, self._expected)
                 problem = _refusal(module, one, running[0] if running else one)
                 if problem:
                     raise ChildError(f"not equal: {problem}")
@@ -233,13 +235,12 @@ def _able(module: str, libraries: list[Library], not_timed: Result) -> list[Libr
 
 def _refusal(module: str, one: _Running, base: _Running) -> str:
     """Return why a library does not compute what we do; empty if it does."""
-    found = one.agreement
     # a training step is compared before it begins, in float32
     precision = "float32" if module == "training" else one.library.precision
-    if precision == "int8" and found.finite:
-        low = found.cosine < INT8_COSINE
-        return f"a cosine of {found.cosine:.3f} with our logits" if low else ""
-    problem = found.refusal(precision)
+    if precision == "int8" and one.logits.isfinite().all():
+        cosine = _agreement(one)["cosine"]
+        return f"a cosine of {cosine:.3f} with our logits" if cosine < INT8_COSINE else ""
+    problem = disagreement(one.logits, one.expected, precision)
     loss, expected = one.built["loss"], base.built["loss"]
     if problem or loss is None:
         return problem
@@ -247,6 +248,15 @@ def _refusal(module: str, one: _Running, base: _Running) -> str:
     if abs(loss - expected) <= bound * max(1.0, abs(expected)):
         return ""
     return f"the loss of its first step is {loss:.6g}; {expected:.6g} is expected"
+
+
+def _agreement(one: _Running) -> dict[str, float]:
+    """Return how far a library's logits are from ours."""
+    return {
+        "difference": float((one.logits - one.expected).abs().max()),
+        "scale": float(one.expected.abs().max()),
+        "cosine": float(cosine_similarity(one.logits, one.expected).min()),
+    }
 
 
 def _row(one: _Running, first: _Running, count: int) -> Result:
@@ -257,7 +267,7 @@ def _row(one: _Running, first: _Running, count: int) -> Result:
         "is_again": one is not first and one.library == first.library,
         "precision": one.library.precision,
         "version": one.built["version"],
-        "logits": asdict(one.agreement),
+        "logits": _agreement(one),
         "images_per_second": per_second(one.seconds, count),
         "faster": speed_ratio(one.seconds, first.seconds),
         "seconds": one.seconds,

@@ -188,6 +188,9 @@ MOVED: dict[str, str] = {
 """Function or keyword that has left the package -> the file of the repository that has it now, or
 that has another name -> the new one."""
 
+GONE = {"allow_slower": "; a slower export is not refused any more: leave it out"}
+"""Keyword that has left the package -> what to do in its place."""
+
 SIZES = {"ti": "tiny", "s": "small", "b": "base", "l": "large", "h": "huge"}
 _SHORT = re.compile(
     rf"(?:vit)?[-_ ]?({'|'.join([*SIZES.values(), *SIZES])})[-_/ ]*(\d+)(?:[-_](\d+))?",
@@ -256,7 +259,7 @@ def refuse_moved_keywords(keywords: Iterable[str]) -> None:
     """
     for keyword in keywords:
         where = f"; it is in {MOVED[keyword]} now" if keyword in MOVED else ""
-        raise TypeError(f"there is no argument {keyword!r}{where}")
+        raise TypeError(f"there is no argument {keyword!r}{where or GONE.get(keyword, '')}")
 
 
 def translate_keywords(keywords: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Process-wide settings: cores, memory, threads, fast imports; the signals that stop a run.
+"""Process-wide settings, the signals that stop a run, and functions in a child process.
 
-The command line applies them to itself and to the processes that it starts, and torch's engines
-keep freed memory. A script that imports vitkit decides for itself; `docs/benchmarks.md` lists the
-settings.
+The settings are cores, memory, threads and fast imports. The command line applies them to itself
+and to the processes that it starts, and torch's engines keep freed memory. A script that imports
+vitkit decides for itself; `docs/benchmarks.md` lists the settings.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
-from vitkit.errors import Interrupted
+from vitkit.errors import Interrupted, VitkitError
+
+Result = TypeVar("Result")
 
 SPINCOUNT = "1000"
 """Iterations that a thread of GNU OpenMP (libgomp) spins before it sleeps.
@@ -234,3 +236,87 @@ def raise_on_signal(hint: Callable[[], str] | None = None) -> Iterator[None]:
     """
     with _signals_handled_by(lambda signum: _raise_interrupted(signum, "by ", hint)):
         yield
+
+
+# A function in a child process, whose crash or hang does no harm here.
+
+LONGEST_REASON = 200
+"""Characters of a reason; errors of runtimes can fill pages."""
+CAUSES = {
+    "SIGKILL": ", perhaps as the memory was full",
+    "SIGILL": ": this CPU lacks instructions that it needs",
+}
+"""Signal -> what usually sends it."""
+
+
+class ChildError(Exception):
+    """A child process has returned nothing; the message is the reason, on one line."""
+
+
+def run_in_child(function: Callable[..., Result], *arguments: Any, seconds: float) -> Result:
+    """Call a function in a fresh Python process and return what it returned.
+
+    It may print, crash by a signal or hang: then it is killed, with all that it has started.
+
+    Args:
+        function: one of a module, which the child imports.
+        *arguments: values that can be pickled, as the result must be, too.
+        seconds: time that it may take.
+
+    Raises:
+        ChildError: it raised an error, ended, or took longer.
+    """
+    # imported here: no other command waits for them
+    import pickle
+    import subprocess
+
+    # -P: without the working folder, where a file onnx.py of the user's would be imported
+    command = [sys.executable, "-P", "-c", "from vitkit.process import answer; answer()"]
+    pipe = subprocess.PIPE
+    try:
+        process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=pipe, env=child_environment(),
+            start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise ChildError(f"no process can be started: {error.strerror}") from None
+    try:
+        request = pickle.dumps((function, arguments))
+        output, messages = process.communicate(request, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise ChildError(f"no answer in {seconds:.3g} s") from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    if process.returncode < 0:
+        name = signal.Signals(-process.returncode).name
+        raise ChildError(f"ended by {name}{CAUSES.get(name, '')}")
+    if process.returncode > 0 or not output:
+        last = (messages.decode(errors="replace").strip() or "no message").splitlines()[-1]
+        raise ChildError(f"ended with code {process.returncode}: {last[:LONGEST_REASON]}")
+    result, reason = pickle.loads(output)
+    if reason:
+        raise ChildError(reason)
+    return result
+
+
+def answer() -> None:
+    """Call the function that `run_in_child` has written to stdin, and write its result to stdout.
+
+    This is the child's part.
+    """
+    import pickle
+
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)  # runtimes print where only the answer may stand
+        result, reason = None, ""
+        try:
+            function, arguments = pickle.load(sys.stdin.buffer)
+            result = function(*arguments)
+        except VitkitError as error:
+            reason = str(error)
+        except Exception as error:  # noqa: BLE001 - a runtime raises anything
+            first = str(error).strip().partition("\n")[0]
+            reason = f"{type(error).__name__}: {first[:LONGEST_REASON]}"
+        pickle.dump((result, reason), answers)

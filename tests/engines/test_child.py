@@ -1,41 +1,40 @@
-"""Child processes that return a value, crash, hang or fail."""
+"""Functions in child processes that return a value, crash, hang or fail."""
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
+import child_functions
 import pytest
 
-from vitkit.engines.child import run_child
+from vitkit.process import ChildError, run_in_child
 
-FUNCTIONS = {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+
+@pytest.fixture(autouse=True)
+def _findable(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def test_a_value_comes_back():
-    result = run_child("child_functions:add", "2", "40", seconds=60.0, environment=FUNCTIONS)
-    assert (result.value, result.reason) == (42, "")
+    assert run_in_child(child_functions.add, 2, 40, seconds=60.0) == 42
 
 
 @pytest.mark.parametrize(
-    ("function", "reason"),
+    ("function", "arguments", "reason"),
     [
-        ("refuse", "precision int3 does not exist"),
-        ("fail", "RuntimeError: no such operator"),
-        ("leave", "ended with code 7: last words"),
-        ("absent", "AttributeError: module 'child_functions' has no attribute 'absent'"),
+        (child_functions.refuse, (), "precision int3 does not exist"),
+        (child_functions.fail, (), "RuntimeError: no such operator"),
+        (child_functions.leave, (), "ended with code 7: last words"),
+        (child_functions.hang, (), "no answer in 1.5 s"),
+        (os.kill, (0, signal.SIGFPE), "ended by SIGFPE"),
+        (os.kill, (0, signal.SIGKILL), "ended by SIGKILL, perhaps as the memory was full"),
     ],
 )
-def test_errors_are_reasons(function, reason):
-    result = run_child(f"child_functions:{function}", seconds=60.0, environment=FUNCTIONS)
-    assert (result.value, result.reason) == (None, reason)
-
-
-@pytest.mark.parametrize("name", ["SIGFPE", "SIGILL", "SIGSEGV"])
-def test_a_crash_is_a_reason(name):
-    result = run_child("child_functions:crash", name, seconds=60.0, environment=FUNCTIONS)
-    assert (result.value, result.reason) == (None, f"ended by {name}")
-
-
-def test_a_hang_is_ended():
-    result = run_child("child_functions:hang", seconds=1.5, environment=FUNCTIONS)
-    assert result.reason == "no answer in 1.5 s"
+def test_an_end_without_a_value_is_one_line(function, arguments, reason):
+    seconds = 1.5 if function is child_functions.hang else 60.0
+    with pytest.raises(ChildError) as raised:
+        run_in_child(function, *arguments, seconds=seconds)
+    assert str(raised.value) == reason

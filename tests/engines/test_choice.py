@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import os
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +13,8 @@ from tiny_checkpoint import save_noisy
 
 import vitkit
 from vitkit.data.datasets.splitting import with_validation
-from vitkit.data.images.preprocess import fit, normalise
-from vitkit.engines import choose as checkpoint_engine
-from vitkit.engines.choose import calibration_images
-from vitkit.engines.trials import Trial, compare_logits, prune, report_line, sample_images
-from vitkit.errors import DataError, ImageError, SettingError
+from vitkit.engines import choose
+from vitkit.process import ChildError
 
 CLASSES = ["cat", "dog", "owl"]
 CRASHING = "import os, signal\nos.kill(os.getpid(), signal.SIGFPE)\n"
@@ -36,33 +31,24 @@ def __getattr__(name):
     return lambda *_, **__: Ports()
 """
 """A runtime that answers every call, with 7 for each logit of eight images."""
-
-
-class StopHereError(Exception):
-    """Raised in place of building an engine."""
-
-
-NUMBERS = itertools.count(1)
+MANY = 10**12
+"""Images from which trials are worth their time, even with a tiny model."""
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> str:
-    """A model of its own for each test: trials are remembered by the weights."""
-    std = 0.3 + next(NUMBERS) / 1000
-    return save_noisy(tmp_path / "model.safetensors", CLASSES, std=std)
+def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return save_noisy(tmp_path / "model.safetensors", CLASSES, std=0.3)
 
 
 def some_images(count: int) -> list[np.ndarray]:
     return list(np.random.default_rng(3).integers(0, 256, (count, 16, 24, 3), np.uint8))
 
 
-def put_first(monkeypatch: pytest.MonkeyPatch, folder: Path, content: str) -> None:
-    """Let child processes import another `openvino`."""
-    package = folder / "packages/openvino"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text(content, encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(package.parent))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def predictor(checkpoint: str | vitkit.Checkpoint, lines: list[str], **options) -> vitkit.Predictor:
+    engine = vitkit.EngineOptions(report=lines.append, **options)
+    return vitkit.Predictor.from_checkpoint(checkpoint, engine=engine, batch_size=2)
 
 
 @pytest.mark.parametrize(
@@ -75,30 +61,87 @@ def put_first(monkeypatch: pytest.MonkeyPatch, folder: Path, content: str) -> No
 def test_an_engine_that_fails_here_is_refused_with_the_reason(
     checkpoint, tmp_path, monkeypatch, content, reason
 ):
-    put_first(monkeypatch, tmp_path, content)
+    package = tmp_path / "packages/openvino"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(content, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
     message = rf"no engine can be used here \(openvino float32: {reason}.*; pass --engine torch"
-    with pytest.raises(SettingError, match=message):
-        vitkit.Predictor.from_checkpoint(checkpoint, engine="openvino")
-    # known from now on: no child process is started, which would find the real one
-    monkeypatch.delenv("PYTHONPATH")
-    with pytest.raises(SettingError, match=message):
+    with pytest.raises(vitkit.SettingError, match=message):
         vitkit.Predictor.from_checkpoint(checkpoint, engine="openvino")
 
 
-def test_openvino_gives_the_same_logits_and_features(checkpoint, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def test_openvino_gives_the_same_logits_by_one_trial(checkpoint):
     lines: list[str] = []
-    options = vitkit.EngineOptions(engine="openvino", report=lines.append)
     images = some_images(5)
-    predictor = vitkit.Predictor.from_checkpoint(checkpoint, engine=options, batch_size=2)
     expected = vitkit.Predictor.from_checkpoint(checkpoint, engine="torch").logits(images)
-    torch.testing.assert_close(predictor.logits(images), expected, rtol=1e-4, atol=1e-4)
-    assert len(lines) == 2
+    for _ in range(2):
+        found = predictor(checkpoint, lines, engine="openvino").logits(images)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert len(lines) == 2, "the trial was made once"
     assert lines[0].startswith("trying 1 engine on this model")
-    assert lines[1].startswith("engine openvino, float32: ")
-    # the trial was made once
-    vitkit.Predictor.from_checkpoint(checkpoint, engine=options)
-    assert len(lines) == 2
+    assert lines[1].startswith("engines: openvino float32 ")
+
+
+def test_auto_takes_the_shortest_time_with_the_start(checkpoint, monkeypatch):
+    trials = {"torch": (0.1, 0.2), "openvino": (30.0, 0.1), "onnxruntime": (20.0, 0.3)}
+    tried: list[str] = []
+
+    def run(function, name, request, *_, seconds: float) -> choose.Trial:
+        tried.append(name)
+        if name == "compile":
+            raise ChildError("no answer in 60 s")
+        return choose.Trial(name, request.precision, *trials[name])
+
+    monkeypatch.setattr(choose, "run_in_child", run)
+    lines: list[str] = []
+    assert predictor(checkpoint, lines, images=MANY).forward.name == "openvino"
+    assert "torch float32 5.0 images/s" in lines[-1]
+    assert "compile float32: no answer in 60 s" in lines[-1]
+    assert predictor(checkpoint, lines, images=200).forward.name == "torch"
+    assert predictor(checkpoint, lines, engine="openvino").forward.name == "openvino"
+    assert tried == ["torch", "compile", "openvino", "onnxruntime"]
+    # what has failed is tried again where it is asked for
+    with pytest.raises(vitkit.SettingError, match=r"\(compile float32: no answer in 60 s\); pass"):
+        predictor(checkpoint, lines, engine="compile")
+    assert tried[-1] == "compile"
+
+
+def test_where_all_trials_fail_auto_is_torch(checkpoint, monkeypatch):
+    def hang(*_, seconds: float) -> None:
+        raise ChildError(f"no answer in {seconds:.3g} s")
+
+    monkeypatch.setattr(choose, "run_in_child", hang)
+    lines: list[str] = []
+    found = predictor(checkpoint, lines, images=MANY, precision="auto")
+    assert (found.forward.name, found.forward.precision) == ("torch", "float32")
+    assert "torch float32: no answer in" in lines[-2]
+    assert "as all trials have failed" in lines[-1]
+
+
+@pytest.mark.parametrize("images", [20, 1000])
+def test_short_work_needs_no_trial(checkpoint, images):
+    lines: list[str] = []
+    found = predictor(checkpoint, lines, precision="auto", images=images)
+    assert (found.forward.name, found.forward.precision) == ("torch", "float32")
+    assert len(lines) == 1
+    assert "float32 without a trial" in lines[0], "a precision that is not chosen is named"
+
+
+def test_without_a_cache_auto_is_torch(checkpoint, monkeypatch):
+    monkeypatch.setenv("VITKIT_CACHE", "/dev/null/folder")
+    lines: list[str] = []
+    assert predictor(checkpoint, lines, images=MANY).forward.name == "torch"
+    assert lines[0].startswith("no engine is tried: cannot write /dev/null/folder/engines/")
+    with pytest.raises(vitkit.SettingError, match=r"openvino cannot be tried.*VITKIT_CACHE names"):
+        predictor(checkpoint, lines, engine="openvino")
+
+
+def test_a_model_that_no_file_describes_is_not_tried(checkpoint):
+    loaded = vitkit.load(checkpoint)
+    loaded.model.blocks[0].mlp.fc1.register_forward_hook(lambda *call: 2 * call[2])
+    assert predictor(loaded, [], images=MANY).forward.name == "torch"
+    with pytest.raises(vitkit.SettingError, match="engine openvino cannot be tried: the model: "):
+        predictor(loaded, [], engine="openvino")
 
 
 def test_features_are_those_before_the_head(checkpoint):
@@ -109,15 +152,6 @@ def test_features_are_those_before_the_head(checkpoint):
     logits = vitkit.Predictor.from_checkpoint(checkpoint).logits(images)
     with torch.inference_mode():
         torch.testing.assert_close(model.head(torch.from_numpy(features)), logits)
-
-
-def test_short_work_needs_no_trial(checkpoint):
-    lines: list[str] = []
-    options = vitkit.EngineOptions(precision="auto", images=20, report=lines.append)
-    predictor = vitkit.Predictor.from_checkpoint(checkpoint, engine=options)
-    assert (predictor.forward.name, predictor.forward.precision) == ("torch", "float32")
-    assert len(lines) == 1
-    assert "float32 without a trial" in lines[0], "a precision that is not chosen is named"
 
 
 def test_bfloat16_changes_logits_a_little(checkpoint):
@@ -146,66 +180,53 @@ def test_merging_is_answered_with_where_it_is(checkpoint):
         ({"engine": "onnxruntime", "precision": "bfloat16"}, "has no precision bfloat16"),
         ({"precision": "int8"}, "precision int8 needs images to calibrate with"),
         ({"calibrate": "digits"}, "--calibrate has no effect with precision float32"),
+        ({"engine": "openvino", "device": "cuda"}, "--device cuda has no effect with --engine"),
+        ({"precision": "int8", "calibrate": "digits", "device": "cuda"},
+         "--device cuda has no effect with --precision int8"),
+        ({"precision": "int8", "calibrate": {"train": (np.stack(some_images(8)), [0, 1] * 4)}},
+         "has 8 images in train or val; at least 16 are needed"),
     ],
-)
+)  # fmt: skip
 def test_wrong_settings(checkpoint, arguments, message):
-    with pytest.raises(SettingError, match=message):
+    with pytest.raises(vitkit.UserError, match=message):
         vitkit.Predictor.from_checkpoint(checkpoint, **arguments)
-
-
-def test_too_few_images_to_calibrate_with(checkpoint):
-    data = {"train": (np.stack(some_images(8)), [0, 1] * 4)}
-    with pytest.raises(DataError, match="has 8 images in train; at least 16 are needed"):
-        vitkit.Predictor.from_checkpoint(checkpoint, precision="int8", calibrate=data)
-
-
-def test_a_report_in_one_line():
-    trials = [
-        Trial("torch", "float32", 0.1, 0.2),
-        Trial("openvino", "float32", 3.0, 0.1),
-        Trial("compile", "float32", reason="no answer in 60 s"),
-    ]
-    assert report_line(trials, trials[1]).startswith(
-        "engine openvino, float32: 10.0 images/s (2.0 times as fast as torch); "
-        "compile not usable here: no answer in 60 s"
-    )
-    # for few images, a fast start counts more
-    assert trials[0].seconds(10) < trials[1].seconds(10)
-    assert trials[0].seconds(100) > trials[1].seconds(100)
 
 
 def test_agreement_has_bounds():
     logits = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
-    assert compare_logits(logits + 1e-5, logits).refusal("float32") == ""
-    assert "differ" in compare_logits(logits + 1e-2, logits).refusal("float32")
-    assert compare_logits(logits * 1.01, logits).refusal("int8") == ""
-    assert "cosine" in compare_logits(logits.flip(0), logits).refusal("bfloat16")
-    assert "NaN" in compare_logits(logits * float("nan"), logits).refusal("int8")
-    close = torch.ones(200, 1000) * 10
-    close[:, 0] += 1e-3
-    other = close.clone()
-    other[:50, 1] += 2e-3
-    assert "same class as float32 for 75.0%" in compare_logits(other, close).refusal("int8")
+    for changed, precision, reason in (
+        (logits + 1e-5, "float32", ""),
+        (logits + 1e-2, "float32", "differ by 0.01; at most 0.0004"),
+        (logits * 1.01, "int8", ""),
+        (logits.flip(0), "bfloat16", "cosine"),
+        (logits * float("nan"), "int8", "NaN"),
+    ):
+        found = choose.disagreement(changed, logits, precision)
+        assert bool(found) == bool(reason)
+        assert reason in found
 
 
 def test_images_of_trials_have_the_spectrum_of_photographs():
-    images = sample_images(4, 3, (64, 96))
+    images = choose.sample_images(4, 3, (64, 96))
     assert images.shape == (4, 3, 64, 96)
     torch.testing.assert_close(images.mean((2, 3)), torch.zeros(4, 3), rtol=0, atol=1e-4)
     neighbours = (images[..., 1:] * images[..., :-1]).mean()
     assert neighbours > 0.7, "white noise has 0"
-    assert torch.equal(images, sample_images(4, 3, (64, 96)))
+    assert torch.equal(images, choose.sample_images(4, 3, (64, 96)))
 
 
-def test_models_used_longest_ago_are_forgotten_first(tmp_path):
-    for number, name in enumerate(("old", "middle", "new")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "model.bin").write_bytes(bytes(100))
-        os.utime(tmp_path / name, (number, number))
-    prune(tmp_path, most_bytes=250)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["middle", "new"]
-    prune(tmp_path, most_bytes=10)
-    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+def test_models_used_longest_ago_are_forgotten_first(checkpoint, tmp_path, monkeypatch):
+    def run(function, name, request, *_, seconds: float) -> choose.Trial:
+        return choose.Trial(name, request.precision, 0.1, 0.1)
+
+    monkeypatch.setattr(choose, "run_in_child", run)
+    monkeypatch.setattr(choose, "MOST_BYTES", 2_000)
+    old = tmp_path / "cache/engines/old"
+    old.mkdir(parents=True)
+    (old / "model.bin").write_bytes(bytes(1_900))
+    predictor(checkpoint, [], engine="compile")
+    (kept,) = old.parent.iterdir()
+    assert sorted(file.name for file in kept.iterdir()) == ["trials.json", "trials.json.sha256"]
 
 
 def test_images_that_training_validated_on_are_not_calibrated_with(checkpoint):
@@ -215,16 +236,12 @@ def test_images_that_training_validated_on_are_not_calibrated_with(checkpoint):
     trained_on = with_validation(data, 0.2)
     metadata = {"recipe": {"val_fraction": 0.2}, "data": {"fingerprint": trained_on.fingerprint}}
     loaded = vitkit.load(checkpoint)
-    plain = calibration_images(data, loaded)
+    assert len(choose.calibration_images(data, loaded)[0]) == 100
     loaded = dataclasses.replace(loaded, metadata=metadata)
-    assert len(plain) == 100
-    used = calibration_images(data, loaded)
-    assert len(used) == 80
+    used = {int(image[0, 0, 0]) for image in choose.calibration_images(data, loaded)[0]}
     validation = trained_on.splits["val"]
-    for index in range(len(validation)):
-        pixels = fit(validation.read(index), loaded.preprocess)
-        image = normalise(torch.from_numpy(pixels[None]), loaded.preprocess)
-        assert not (used == image).flatten(1).all(1).any()
+    held_out = {int(validation.read(index)[0, 0, 0]) for index in range(len(validation))}
+    assert (len(used), len(held_out), used & held_out) == (80, 20, set())
 
 
 def test_images_that_training_left_out_are_not_calibrated_with(checkpoint, tmp_path):
@@ -234,32 +251,23 @@ def test_images_that_training_left_out_are_not_calibrated_with(checkpoint, tmp_p
         Image.fromarray(pixels).save(place)
     place.write_bytes(b"broken")
     loaded = vitkit.load(checkpoint)
-    with pytest.raises(ImageError, match=r"19\.png"):
-        calibration_images(tmp_path / "photos", loaded)
+    with pytest.raises(vitkit.ImageError, match=r"19\.png"):
+        choose.calibration_images(tmp_path / "photos", loaded)
     loaded = dataclasses.replace(loaded, metadata={"recipe": {"bad_images": "skip"}})
-    assert len(calibration_images(tmp_path / "photos", loaded)) == 19
+    images, data, split = choose.calibration_images(tmp_path / "photos", loaded)
+    assert (len(images), data, split) == (19, "photos", "train")
 
 
 def test_the_number_of_images_is_known_where_a_function_gets_them(checkpoint, monkeypatch):
     expected: list[int | None] = []
+    choose_engine = choose._candidates
 
-    def stop(model: vitkit.ViT, options: vitkit.EngineOptions, **_: object) -> None:
+    def note(options: vitkit.EngineOptions) -> list[choose.Pair]:
         expected.append(options.images)
-        raise StopHereError
+        return choose_engine(options)
 
-    monkeypatch.setattr(checkpoint_engine, "choose_engine", stop)
+    monkeypatch.setattr(choose, "_candidates", note)
     images = some_images(3)
     for given in (images, iter(images)):
-        with pytest.raises(StopHereError):
-            vitkit.embed(checkpoint, given)
+        assert len(vitkit.embed(checkpoint, given)) == 3
     assert expected == [3, None]
-
-
-@pytest.mark.parametrize(
-    "arguments", [{"engine": "openvino"}, {"precision": "int8", "calibrate": "digits"}]
-)
-def test_a_device_has_no_effect_with_engines_of_the_processor(checkpoint, arguments):
-    options = vitkit.EngineOptions(**arguments)
-    message = "--device cuda has no effect with .*, which runs on the CPU"
-    with pytest.raises(SettingError, match=message):
-        vitkit.Predictor.from_checkpoint(checkpoint, engine=options, device="cuda")

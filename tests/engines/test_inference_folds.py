@@ -1,4 +1,4 @@
-"""Folds for inference: the same outputs to rounding, in float64, for every kind of model."""
+"""Engines of torch: the same outputs to rounding, in float64, for every kind of model."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from torch import nn
 
 import vitkit
 from vitkit.engines import inference_folds as kernels
-from vitkit.engines.engine import build_engine
+from vitkit.engines.engine import SingleImageGraph, build_engine
 from vitkit.engines.inference_folds import (
     GeluLinear,
     PackedLinear,
-    QueryScaledAttention,
     can_pack,
     fold_for_inference,
     fuse_gelu,
 )
-from vitkit.errors import SettingError
 from vitkit.models.attention import KERNELS
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 16, "depth": 2, "num_heads": 2,
@@ -79,7 +77,6 @@ def test_the_operations_are_gone():
         assert block.norm2.weight is None
         assert isinstance(block.ls1, nn.Identity)
         assert isinstance(block.ls2, nn.Identity)
-        assert isinstance(block.attn, QueryScaledAttention)
     assert fast.norm.weight is not None, "features after the last norm stay the same"
 
 
@@ -97,7 +94,7 @@ def test_pixels_go_in_where_the_normalisation_is_folded(fields):
 
 
 def test_the_normalisation_cannot_go_into_a_resnet():
-    with pytest.raises(SettingError, match="the stem of this model is 'resnet'"):
+    with pytest.raises(vitkit.SettingError, match="the stem of this model is 'resnet'"):
         vitkit.optimized(noisy(**KINDS["resnet"]), preprocess=vitkit.Preprocess(image_size=32))
 
 
@@ -107,7 +104,7 @@ def test_the_normalisation_cannot_go_into_a_resnet():
 )
 @pytest.mark.usefixtures("wrong_types_come_in")
 def test_wrong_arguments(arguments, message):
-    with pytest.raises(SettingError, match=message):
+    with pytest.raises(vitkit.SettingError, match=message):
         vitkit.optimized(**{"model": noisy()} | arguments)
 
 
@@ -214,3 +211,42 @@ def test_features_take_images_of_any_dtype():
     with torch.inference_mode():
         features = fast.forward_features(some_images().float())
     assert features.patches.dtype == torch.bfloat16
+
+
+# Single images on a GPU, whose kernels one graph starts.
+
+
+def test_the_second_single_image_of_a_kind_makes_the_graph():
+    captured: list[tuple[torch.Size, torch.dtype]] = []
+    replayed: list[torch.Tensor] = []
+
+    def double(images: torch.Tensor) -> torch.Tensor:
+        return 2 * images.flatten(1)
+
+    def capture(forward, images):
+        captured.append((images.shape, images.dtype))
+
+        def replay(images: torch.Tensor) -> torch.Tensor:
+            replayed.append(images)
+            return forward(images)
+
+        return replay
+
+    run = SingleImageGraph(double, capture)
+    small, large, many = torch.rand(1, 3, 8, 8), torch.rand(1, 3, 16, 16), torch.rand(2, 3, 8, 8)
+    # a graph of the first kind that comes twice in turn; no other one after it
+    calls = [many, many, large, small, small, small.double(), large, large, many, small]
+    for images in calls:
+        assert torch.equal(run(images), double(images))
+    assert captured == [(small.shape, torch.float32)]
+    assert [images is small for images in replayed] == [True, True]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+def test_replays_give_the_logits_of_the_model_each_in_memory_of_its_own():
+    model = noisy().float().cuda()
+    images = torch.randn(5, 3, 32, 32, device="cuda")
+    with torch.inference_mode():
+        run = build_engine("torch", model)
+        outputs = [run(image[None]) for image in images]
+        torch.testing.assert_close(torch.cat(outputs), model(images), rtol=1e-4, atol=1e-4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +16,21 @@ from PIL import Image
 
 import vitkit
 from vitkit import cli
-from vitkit.exporting import onnx_file
-from vitkit.exporting.artefact import ArtefactDescription, read_torch_description
-from vitkit.exporting.onnx_file import describe_onnx, open_onnx, read_onnx_description, write_onnx
+from vitkit.exporting import files
+from vitkit.exporting.artefact import ArtefactDescription
+
+PLAIN = ArtefactDescription("onnx", PREPROCESS, CLASSES, len(CLASSES), 1.0)
 
 
 def text(format: str = "onnx", **changes: object) -> str:
-    description = ArtefactDescription(format, PREPROCESS, CLASSES, len(CLASSES), 1.0)
-    return json.dumps(json.loads(description.to_text()) | changes)
+    return json.dumps(json.loads(PLAIN.to_text()) | {"format": format} | changes)
+
+
+def describe_onnx(path: Path, description: str) -> None:
+    model = onnx.load(path, load_external_data=False)
+    del model.metadata_props[:]
+    model.metadata_props.add(key="vitkit", value=description)
+    path.write_bytes(model.SerializeToString())
 
 
 def save_onnx(path: Path, *, location: str = "", domain: str = "") -> Path:
@@ -122,7 +130,7 @@ def refused(path: Path, message: str) -> None:
 def test_weights_outside_of_the_folder_are_not_opened(tmp_path, location):
     path = save_onnx(tmp_path / "a.onnx", location=location)
     describe_onnx(path, text())
-    refused(path, "outside of the file's folder")
+    refused(path, "outside of the file's folder|are missing; copy both files")
 
 
 def external(location: str) -> onnx.TensorProto:
@@ -164,7 +172,7 @@ def test_weights_outside_are_found_wherever_they_are_named(tmp_path, capsys, hid
     describe_onnx(path, text())
     assert cli.run(["predict", str(path), __file__]) == 2
     error = capsys.readouterr().err
-    assert "'hidden' is in '../secret', outside of the file's folder" in error
+    assert "/secret, outside of the file's folder; such a file is not opened" in error
     assert error.count("\n") == 1
 
 
@@ -181,32 +189,45 @@ def test_onnx_files_without_description_or_with_a_bad_one(tmp_path):
     path = save_onnx(tmp_path / "a.onnx")
     refused(path, "has no description of vitkit")
     for changes, message in (
-        ({"format_version": 2}, "of version 2; this vitkit reads 1 to 1; upgrade vitkit"),
-        ({"temperature": 0}, "temperature is 0"),
+        ({"format_version": 2}, "of version 2; this vitkit reads up to 1; upgrade vitkit"),
+        ({"temperature": 0}, "its description is damaged: temperature is 0"),
         ({"classes": ["one"]}, "1 class names for 3 logits"),
+        ({"classes": [1, 2, 3]}, r"classes is \[1, 2, 3\]"),
+        ({"int8": None}, "int8 is None"),
         ({"preprocess": {"image_size": -1}}, "image_size"),
-        ({"format": "openvino"}, "whose names end in .xml"),
+        ({"format": "openvino"}, r"whose names end in \.xml"),
+        ({"weights": "0" * 64}, "its weights are not those that were exported"),
     ):
         describe_onnx(path, text(**changes))
         refused(path, message)
-    describe_onnx(path, "[" * 100_000)
-    refused(path, "not valid JSON: it is nested too deeply")
+    for whole, message in (("[" * 100_000, "nested too deeply"), ("[1]", "list indices")):
+        describe_onnx(path, whole)
+        refused(path, f"its description is damaged: .*{message}")
     path.write_bytes(path.read_bytes()[:-40])
-    refused(path, "truncated, damaged, or not an ONNX file")
+    refused(path, r"truncated, damaged, or not a \.onnx model")
+
+
+def test_damaged_weights_are_found(tmp_path):
+    path = save_onnx(tmp_path / "small.onnx")
+    files.write_onnx(onnx.load(path), path, PLAIN)
+    assert files.read_artefact_description(path).num_classes == 3
+    content = path.read_bytes()
+    ones = np.ones((4, 3), np.float32).tobytes()
+    assert content.count(ones) == 1
+    path.write_bytes(content.replace(ones, bytes(len(ones))))
+    refused(path, "its weights are not those that were exported; copy or export it again")
 
 
 def test_many_weights_are_in_a_file_of_their_own(tmp_path, monkeypatch):
-    proto = onnx.load(save_onnx(tmp_path / "small.onnx"))
+    model = onnx.load(save_onnx(tmp_path / "small.onnx"))
     weights = np.arange(1200, dtype=np.float32).reshape(4, 300)
-    proto.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(weights, "weights"))
-    proto.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 300
-    monkeypatch.setattr(onnx_file, "MOST_WEIGHTS", 4000)
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(weights, "weights"))
+    model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 300
+    monkeypatch.setattr(files, "MOST_WEIGHTS", 4000)
     path = tmp_path / "a.onnx"
-    write_onnx(proto, path, "none yet")
-    describe_onnx(path, text(num_classes=300, classes=None))
-    assert read_onnx_description(path) == text(num_classes=300, classes=None)
+    files.write_onnx(model, path, replace(PLAIN, num_classes=300, classes=()))
     assert (tmp_path / "a.onnx.data").stat().st_size >= weights.nbytes > path.stat().st_size
-    (found,) = open_onnx(path).run(np.eye(4, dtype=np.float32)[1:2])
+    found = files.open_artefact(path)(torch.eye(4)[1:2])
     assert np.array_equal(found, weights[1:2])
 
 
@@ -228,15 +249,15 @@ def test_openvino_models_that_are_damaged(tmp_path):
     path.with_suffix(".bin").unlink()
     (tmp_path.parent / "secret.bin").write_bytes(bytes(64))
     path.with_suffix(".bin").symlink_to("../secret.bin")
-    refused(path, "is a link to .*secret.bin, outside of the file's folder")
+    refused(path, r"secret\.bin, outside of the file's folder")
     (tmp_path / "weights").write_bytes(bytes(64))
     path.with_suffix(".bin").unlink()
     path.with_suffix(".bin").symlink_to("weights")
     refused(path, "OpenVINO cannot open it")
     path.write_text('<!DOCTYPE net [<!ENTITY a "b">]>' + whole)
-    refused(path, "has a DOCTYPE")
+    refused(path, "with a DOCTYPE")
     path.write_text(whole[:-20])
-    refused(path, "truncated, damaged, or not an OpenVINO model")
+    refused(path, r"truncated, damaged, or not a \.xml model")
     path.write_text("<net><layers/></net>")
     refused(path, "has no description of vitkit")
 
@@ -250,21 +271,25 @@ def test_archives_of_torch_need_trust(tmp_path, capsys):
     assert "classes: 3 (ant, bee, cat)" in capsys.readouterr().out
     assert cli.run(["predict", str(path), __file__]) == 2
     path.write_bytes(path.read_bytes()[:-30])
-    refused(path, "truncated, damaged, or not a .pt2 archive")
+    refused(path, r"truncated, damaged, or not a \.pt2 model")
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("../vitkit.json", "{}")
     refused(path, "leads out of the archive")
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/extra/vitkit.json", b" " * 9_000_000)  # 9 kB of the file
-    with pytest.raises(vitkit.CheckpointError, match="its description has 9,000,000 bytes"):
-        read_torch_description(path)
+    refused(path, "a description of over 8,000,000 bytes")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a/extra/vitkit.json", text("torch"))
+        archive.writestr("a/weights", b"1234")
+    path.write_bytes(path.read_bytes().replace(b"1234", b"1204"))
+    refused(path, "the checksum of a/weights differs")
 
 
 def test_a_path_has_its_own_preprocessing(tmp_path):
     path = save_onnx(tmp_path / "a.onnx")
     with pytest.raises(vitkit.SettingError, match="pass its path alone"):
         vitkit.Predictor(path, PREPROCESS)
-    with pytest.raises(vitkit.CheckpointError, match="there is no such file"):
+    with pytest.raises(vitkit.CheckpointError, match="expected a file that is there"):
         vitkit.Predictor(tmp_path / "b.onnx")
 
 

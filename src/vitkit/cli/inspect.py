@@ -65,7 +65,7 @@ def inspect_command(
 
 def _print_exported(path: Path, *, json: bool) -> None:
     """Print the description that is inside an exported model."""
-    from vitkit.exporting.exported_model import read_artefact_description
+    from vitkit.exporting.files import read_artefact_description
 
     description = read_artefact_description(path)
     if json:

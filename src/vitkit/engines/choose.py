@@ -1,399 +1,70 @@
-"""Choose the engine with the shortest expected time, by one cached trial per model and machine."""
+"""Choose the engine with the shortest expected time, by one timed batch of each in a child process.
+
+The times are kept in the user's cache, for a model, a machine and the versions of the runtimes.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import hashlib
+import json
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import math
+import os
+import platform
+import shutil
+import time
+import timeit
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from safetensors import SafetensorError
+from jaxtyping import Float, UInt8
 from torch import Tensor
+from torch.nn import functional as F
 
 from vitkit.data.checks.check import drop_or_refuse_unreadable
-from vitkit.data.datasets.split import Split
 from vitkit.data.datasets.splitting import with_validation_of
-from vitkit.data.images.preprocess import fit, normalise
+from vitkit.data.images.preprocess import preprocess_images
 from vitkit.data.sources.open import DataSource, open_dataset
 from vitkit.devices import on_device, resolve_device
-from vitkit.engines.engine import Engine, EngineRequest, build_requested
+from vitkit.engines.engine import CPU, Engine, EngineRequest, build_requested
 from vitkit.engines.registry import (
     CPU_PRECISIONS,
     ENGINES,
+    EXTRA,
     KINDS,
+    PRECISIONS,
+    QUANTISERS,
     check_engine,
     has_compiler,
     refuse_not_installed,
-    refuse_uncalibrated,
 )
-from vitkit.engines.trials import (
-    TRIAL_BATCH,
-    Trial,
-    compare_logits,
-    expected_logits,
-    make_trials,
-    model_folder,
-    one_at_a_time,
-    read_trials,
-    report_line,
-    rough_flops,
-    samples_for,
+from vitkit.errors import (
+    CheckpointError,
+    DataError,
+    MissingExtraError,
+    OutputError,
+    SettingError,
 )
-from vitkit.errors import CheckpointError, DataError, OutputError, SettingError
+from vitkit.io.atomic import refuse_unwritable
+from vitkit.io.caches import cache_folder, caching, is_whole, weights_fingerprint
 from vitkit.messages import plural
 from vitkit.models.vit import ViT
 from vitkit.other_names import refuse_moved_keywords
+from vitkit.process import ChildError, run_in_child
 from vitkit.weights.checkpoint import Checkpoint, stored_object
 from vitkit.weights.formats.vitkit import as_saved
 
-USUAL_IMAGES = 1000
-"""Assumed number of images for an engine, if it is unknown."""
-WORTH_SECONDS = 60.0
-"""Expected seconds with torch above which trials pay off."""
-SHORT_SECONDS = 1.0
-"""Expected seconds below which the cache of trials is not even read."""
-SLOW_FLOPS = 1e11
-"""Operations per second of torch on two cores, to estimate that time."""
-MOST_CALIBRATION = 300
-MOST_AGREEMENT = 128
-"""Most user images for int8 calibration, and for measuring agreement."""
-UNWRITABLE = (OSError, OutputError, SafetensorError)
-"""Errors of a folder that cannot be written."""
-
-
-def choose_engine(
-    model: ViT,
-    options: EngineOptions,
-    *,
-    samples: Tensor | None = None,
-    device: torch.device,
-    image_size: tuple[int, int] | None = None,
-) -> Engine:
-    """Return a model's engine: the one that the options name, or the fastest in trials.
-
-    On a GPU, and for work that takes less time than trials, `auto` is torch. Otherwise each
-    installed engine is tried in a child process, once: the results are kept in the user's cache.
-    The engine with the shortest expected time for these images is chosen, its start included. One
-    that is named is tried, too, unless it is torch or on a GPU.
-
-    Where no trial can be made, as a file cannot describe the model or the cache cannot be written,
-    `auto` is torch, and the logits of an engine that is named are compared here.
-
-    Args:
-        model: a `ViT` in eval mode, on `device`.
-        options: the engine, and what is known about the work. Its data are opened by the caller.
-        samples: preprocessed images (N, C, H, W) of the user's: every other one calibrates int8,
-            and agreement is measured on the rest.
-        device: where torch and compile run.
-        image_size: (height, width) of the images; default the model's.
-
-    Raises:
-        SettingError: no such engine or precision, one that cannot be used here with the reason, or
-            int8 without images to calibrate with.
-        MissingExtraError: an engine that is asked for by name and not installed.
-    """
-    check_engine(options.engine, options.precision)
-    calibration, agreement = _parts(samples)
-    request = EngineRequest(
-        model=model,
-        precision=options.precision,
-        threads=torch.get_num_threads(),
-        image_size=image_size or model.spec.image_size,
-        device=device,
-        calibration=calibration,
-    )
-    pairs = _candidates(options, samples)
-    if len(pairs) == 1 and pairs[0][0] == "torch":
-        return _build(request, *pairs[0])
-    seconds = _images_expected(options) * rough_flops(model.spec) / SLOW_FLOPS
-    may_be_torch = _may_be_torch(options)
-    on_gpu = device.type != "cpu" and not ENGINES[pairs[0][0]].cpu_only
-    if on_gpu or (may_be_torch and seconds < SHORT_SECONDS):
-        return _usual(request, options, "the work is short or on a GPU")
-    if not _is_plain(model):
-        why = "a child process could not read this model"
-        return _untried(request, pairs[0], agreement, options, why)
-    request = replace(request, folder=model_folder(request))
-    trials = _known(request, pairs)
-    if trials is not None:
-        return _best(request, trials, options)[0]
-    if may_be_torch and seconds < WORTH_SECONDS:
-        return _usual(request, options, "the work is short or on a GPU")
-    return _by_trials(request, pairs, agreement, options)
-
-
-def _may_be_torch(options: EngineOptions) -> bool:
-    """Return True if torch may be chosen, which needs no trial."""
-    return options.engine == "auto" and options.precision != "int8"
-
-
-def _images_expected(options: EngineOptions) -> int:
-    """Return the number of images that an engine will run, as far as it is known."""
-    return USUAL_IMAGES if options.images is None else options.images
-
-
-def _usual(request: EngineRequest, options: EngineOptions, why: str) -> Engine:
-    """Return torch without trials; report it if the precision is `auto`."""
-    precision = options.precision
-    if precision == "auto":
-        precision = "float32"
-        options.report(
-            f"precision auto: float32 without a trial, as {why}; pass --precision bfloat16 to use "
-            "it"
-        )
-    return _build(request, "compile" if options.engine == "compile" else "torch", precision)
-
-
-def _untried(
-    request: EngineRequest,
-    pair: tuple[str, str],
-    samples: Tensor | None,
-    options: EngineOptions,
-    why: str,
-) -> Engine:
-    """Return torch if no trial is possible; else build the engine and compare its logits here.
-
-    Raises:
-        SettingError: an engine that is asked for, and whose logits are wrong.
-    """
-    if _may_be_torch(options):
-        return _usual(request, options, why)
-    engine = _build(request, *pair)
-    if samples is None:
-        samples = samples_for(request)
-    samples = samples[:TRIAL_BATCH]
-    with torch.inference_mode():
-        reason = compare_logits(engine(samples), expected_logits(request, samples)).refusal(pair[1])
-    if reason:
-        raise SettingError(f"engine {pair[0]} cannot run this model: {reason}; pass --engine torch")
-    return engine
-
-
-def _by_trials(
-    request: EngineRequest,
-    pairs: Sequence[tuple[str, str]],
-    samples: Tensor | None,
-    options: EngineOptions,
-) -> Engine:
-    """Make trials, or wait for those of another process, and build the best engine."""
-    assert request.folder is not None
-    try:
-        with one_at_a_time(request.folder, options.report):
-            trials = _known(request, pairs)
-            if trials is None:
-                noun = plural(len(pairs), "engine")
-                options.report(
-                    f"trying {noun} on this model, once on this machine; it takes up to minutes"
-                )
-                trials = make_trials(request, pairs, samples)
-    except UNWRITABLE as error:
-        why = "the cache cannot be written"
-        options.report(f"no engine is tried, as {why}: {error}; VITKIT_CACHE names another folder")
-        return _untried(replace(request, folder=None), pairs[0], samples, options, why)
-    engine, chosen = _best(request, trials, options)
-    if chosen is not None:
-        options.report(report_line(trials, chosen))
-    return engine
-
-
-def _parts(samples: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Return images to calibrate with, and others to measure agreement on."""
-    if samples is None or len(samples) < 2:
-        return samples, samples
-    count = min(MOST_AGREEMENT, len(samples) // 2)
-    chosen = torch.zeros(len(samples), dtype=torch.bool)
-    chosen[torch.linspace(0, len(samples) - 1, count).long()] = True
-    return samples[~chosen][:MOST_CALIBRATION], samples[chosen]
-
-
-def _build(request: EngineRequest, name: str, precision: str) -> Engine:
-    return build_requested(name, replace(request, precision=precision))
-
-
-def _candidates(options: EngineOptions, samples: Tensor | None) -> list[tuple[str, str]]:
-    """Return the engines and precisions to choose from."""
-    names: Sequence[str] = [options.engine]
-    if options.engine == "auto":
-        names = [name for name, kind in ENGINES.items() if not kind.missing()]
-        if not has_compiler():
-            names = [name for name in names if name != "compile"]
-    else:
-        refuse_not_installed(options.engine, options.precision)
-    precisions = [options.precision]
-    if options.precision == "auto":
-        precisions = ["float32", "bfloat16", *(["int8"] if samples is not None else [])]
-    pairs = []
-    for name in names:
-        kind = ENGINES[name]
-        pairs += [(name, p) for p in precisions if p in kind.precisions and not kind.missing(p)]
-    if not pairs:
-        refuse_not_installed("openvino", options.precision)
-    refuse_uncalibrated(options.precision, samples)
-    return pairs
-
-
-def _is_plain(model: ViT) -> bool:
-    """Return True for a model that a file can describe, so that a child process can read it."""
-    try:
-        as_saved(model, Path("the model"))
-    except CheckpointError:
-        return False
-    return True
-
-
-def _known(request: EngineRequest, candidates: Sequence[tuple[str, str]]) -> list[Trial] | None:
-    """Return the cached trials of all candidates, or None if one is missing."""
-    assert request.folder is not None
-    found = {(t.engine, t.precision): t for t in read_trials(request.folder, request.threads)}
-    if not found.keys() >= set(candidates):
-        return None
-    return [found[pair] for pair in candidates]
-
-
-def _best(
-    request: EngineRequest, trials: Sequence[Trial], options: EngineOptions
-) -> tuple[Engine, Trial | None]:
-    """Build the fastest usable engine; fall back to the next one if it fails.
-
-    Where none is usable, `auto` is torch in float32: what failed may be the child processes.
-
-    Raises:
-        SettingError: an engine or a precision that is asked for is not usable.
-    """
-    images = _images_expected(options)
-    usable = sorted((t for t in trials if t.usable), key=lambda trial: trial.seconds(images))
-    for trial in usable:
-        try:
-            return _build(request, trial.engine, trial.precision), trial
-        except Exception:
-            if trial is usable[-1]:
-                raise
-    reasons = "; ".join(f"{t.engine} {t.precision}: {t.reason}" for t in trials)
-    if _may_be_torch(options) and options.precision != "bfloat16":
-        options.report(f"engine torch, float32, without a trial, as all have failed ({reasons})")
-        return _build(request, "torch", "float32"), None
-    raise SettingError(f"no engine can be used here ({reasons}); pass --engine torch")
-
-
-# The engine that runs a checkpoint, calibrated on the user's images.
-
-FEWEST_IMAGES = 16
-"""Least images for int8, to measure the range of each activation."""
-
-
-def engine_of(
-    checkpoint: Checkpoint,
-    options: EngineOptions,
-    *,
-    device: str = "auto",
-    features: bool = False,
-) -> Engine:
-    """Return the engine that runs the model of a checkpoint.
-
-    Args:
-        checkpoint: its model stays as it is, and where it is.
-        options: the user's wishes.
-        device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
-        features: run the model without its head: outputs are pooled features.
-
-    Raises:
-        DeviceError: a device that does not exist here.
-        SettingError, MissingExtraError, DataError: the message names the wrong value.
-    """
-    _refuse_device(options, device)
-    resolved = resolve_device(device)
-    samples = None
-    if options.calibrate is not None:
-        samples = calibration_images(options.calibrate, checkpoint, options.data_root)
-    model = on_device(checkpoint.model, resolved)
-    return choose_engine(
-        headless(model) if features else model,
-        options,
-        samples=samples,
-        device=resolved,
-        image_size=checkpoint.preprocess.image_size,
-    )
-
-
-def _refuse_device(options: EngineOptions, device: str) -> None:
-    """Refuse a device where the engine or the precision runs on the CPU alone."""
-    if device in ("auto", "cpu"):
-        return
-    for flag, value, on_cpu in (
-        ("--engine", options.engine, [kind.name for kind in KINDS if kind.cpu_only]),
-        ("--precision", options.precision, CPU_PRECISIONS),
-    ):
-        if value in on_cpu:
-            raise SettingError(
-                f"--device {device} has no effect with {flag} {value}, which runs on the CPU; "
-                "leave one of them out"
-            )
-
-
-def calibration_images(
-    data: Calibration, checkpoint: Checkpoint, data_root: str | Path | None = None
-) -> Float[Tensor, "N C H W"]:
-    """Return preprocessed images to calibrate with and to measure agreement on.
-
-    They are spread evenly over the train split, else over val: never over test, whose scores would
-    then be of images that the engine was made for. Images of train that the checkpoint's training
-    cut off for validation are no part of it.
-
-    Args:
-        data: as for `train`.
-        checkpoint: its preprocessing, and the settings of its training.
-        data_root: the folder of named datasets.
-
-    Raises:
-        DataError: data that cannot be opened, without such a split, or with too few images.
-    """
-    recipe = stored_object(checkpoint, "recipe")
-    trained_on = stored_object(checkpoint, "data").get("fingerprint")
-    dataset = open_dataset(
-        data,
-        data_root=data_root,
-        ignore_extra_classes=recipe.get("ignore_extra_classes") is True,
-        follow_links=recipe.get("follow_links") is True,
-    )
-    dataset = with_validation_of(dataset, trained_on, recipe.get("val_fraction"))
-    if recipe.get("bad_images") == "skip":
-        dataset, _ = drop_or_refuse_unreadable(dataset, "skip")
-    name = next((name for name in ("train", "val") if name in dataset.splits), None)
-    if name is None:
-        raise DataError(
-            f"--calibrate {dataset.name} has neither a train nor a val split; pass other images "
-            "than those of the test"
-        )
-    split: Split = dataset.splits[name]
-    if len(split) < FEWEST_IMAGES:
-        raise DataError(
-            f"--calibrate {dataset.name} has {plural(len(split), 'image')} in {name}; at least "
-            f"{FEWEST_IMAGES} are needed, and {MOST_CALIBRATION} are used"
-        )
-    count = min(len(split), MOST_CALIBRATION + MOST_AGREEMENT)
-    indices = np.linspace(0, len(split) - 1, count).round().astype(np.int64)
-    pixels = np.stack([fit(split.read(int(index)), checkpoint.preprocess) for index in indices])
-    return normalise(torch.from_numpy(pixels), checkpoint.preprocess)
-
-
-def headless(model: ViT) -> ViT:
-    """Return a model without its head, which returns the pooled features (B, E).
-
-    It shares all weights with the model, which stays as it is.
-    """
-    copied = copy.copy(model)
-    copied._modules = dict(model._modules)
-    copied.reset_classifier(0)
-    return copied
-
-
 Calibration: TypeAlias = DataSource
 """Images with classes, as for `train`."""
+Pair: TypeAlias = tuple[str, str]
+"""Engine and precision."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -401,8 +72,7 @@ class EngineOptions:
     """The engine that runs a model, and what is known about its work.
 
     Attributes:
-        engine: `torch`, `compile`, `openvino`, `onnxruntime`; `auto` chooses by trials, see
-            `choose_engine`.
+        engine: a name, as `vitkit predict --engine` has it; `auto` takes the fastest one here.
         precision: `float32`, `bfloat16`, `int8`; `auto` takes the fastest whose logits agree.
         calibrate: images with classes for int8, and for agreement; their train split, else val.
         data_root: the folder of named datasets.
@@ -446,10 +116,499 @@ class EngineOptions:
 
     def check(self) -> None:
         """Raise `SettingError` for values that do not exist, before anything is read."""
-        check_engine(self.engine, self.precision)
-        refuse_uncalibrated(self.precision, self.calibrate)
+        check_engine(self.engine, self.precision, self.calibrate)
         if self.calibrate is not None and self.precision not in ("int8", "auto"):
             raise SettingError(
                 f"--calibrate has no effect with precision {self.precision}; pass --precision "
                 "int8 or auto, or leave it out"
             )
+
+
+# The engine that runs a checkpoint.
+
+OWN = KINDS[0].name
+"""The engine that is the model itself, and needs no trial."""
+FEW_IMAGES = 100
+"""Images for fewer of which no other engine is worth its start."""
+USUAL_IMAGES = 1000
+"""Assumed number of images, where it is unknown."""
+SHORT = "the work is short or on a GPU"
+WORTH_SECONDS = 60.0
+"""Expected seconds of the model itself from which trials pay off."""
+
+
+def engine_of(
+    checkpoint: Checkpoint, options: EngineOptions, *, device: str = "auto", features: bool = False
+) -> Engine:
+    """Return the engine that runs the model of a checkpoint: the one that is named, or the fastest.
+
+    On a GPU, and for work that takes less time than trials, `auto` is torch. Otherwise each
+    installed engine is tried, once: the one with the shortest expected time for these images is
+    taken, its start included. One that is named is tried, too, unless it is torch or on a GPU.
+    Where no child process can read the model, or the cache cannot be written, `auto` is torch, and
+    the logits of an engine that is named are compared here.
+
+    Args:
+        checkpoint: its model stays as it is, and where it is.
+        options: the user's wishes, which `EngineOptions.check` has passed.
+        device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
+        features: run the model without its head: outputs are pooled features.
+
+    Raises:
+        DeviceError: a device that does not exist here.
+        SettingError, MissingExtraError, DataError: the message names the wrong value.
+    """
+    if _needs_processor(options, device):
+        device = "cpu"
+    pairs = _candidates(options)
+    calibration = samples = None
+    if options.calibrate is not None:
+        raw, *_ = calibration_images(options.calibrate, checkpoint, options.data_root)
+        prepared = preprocess_images(raw, checkpoint.preprocess)
+        # agreement is measured on others than the ranges of activations
+        is_sample = torch.arange(len(prepared)) % 3 == 0
+        calibration, samples = prepared[~is_sample], prepared[is_sample]
+    place = resolve_device(device)
+    model = on_device(checkpoint.model, place)
+    if features:
+        model = headless(model)
+    size = checkpoint.preprocess.image_size
+    request = EngineRequest(model, size, device=place, calibration=calibration)
+    if len(pairs) == 1 and pairs[0][0] == OWN:
+        return _build(request, *pairs[0])
+    images = options.images
+    if images is None:
+        images = USUAL_IMAGES
+    if place != CPU or (_may_be_own(options) and images < FEW_IMAGES):
+        return _untried(request, options, SHORT)
+    return _by_trials(request, pairs, samples, options, images)
+
+
+def _needs_processor(options: EngineOptions, device: str) -> bool:
+    """Return True for an engine or a precision of the processor; refuse another device with it."""
+    kind = ENGINES.get(options.engine)
+    if kind is not None and kind.cpu_only:
+        given = f"--engine {options.engine}"
+    elif options.precision in CPU_PRECISIONS:
+        given = f"--precision {options.precision}"
+    else:
+        return False
+    if device not in ("auto", "cpu"):
+        raise SettingError(
+            f"--device {device} has no effect with {given}, which runs on the CPU; leave one of "
+            "them out"
+        )
+    return True
+
+
+def _candidates(options: EngineOptions) -> list[Pair]:
+    """Return the engines and precisions to choose from."""
+    names: Iterable[str] = ENGINES
+    if options.engine != "auto":
+        refuse_not_installed(options.engine, options.precision)
+        names = [options.engine]
+    wished: Sequence[str] = [options.precision]
+    if options.precision == "auto":
+        wished = PRECISIONS
+    pairs = []
+    for name in names:
+        kind = ENGINES[name]
+        if options.engine == "auto" and kind.compiles and not has_compiler():
+            continue
+        for precision in kind.precisions:
+            uncalibrated = precision == "int8" and options.calibrate is None
+            if precision in wished and not uncalibrated and not kind.missing(precision):
+                pairs.append((name, precision))
+    if not pairs:  # int8, which an extra has
+        raise MissingExtraError(
+            f"precision {options.precision} needs packages that are not installed: pip install "
+            f"'{EXTRA}'"
+        )
+    return pairs
+
+
+def _may_be_own(options: EngineOptions) -> bool:
+    """Return True if the model itself may be chosen, which needs no trial."""
+    return options.engine == "auto" and options.precision != "int8"
+
+
+def _build(request: EngineRequest, name: str, precision: str) -> Engine:
+    return build_requested(name, replace(request, precision=precision))
+
+
+def _untried(request: EngineRequest, options: EngineOptions, why: str) -> Engine:
+    """Return the model itself, or a named engine, without a trial; report it for `auto`."""
+    precision = options.precision
+    if precision == "auto":
+        precision = "float32"
+        options.report(
+            f"precision auto: float32 without a trial, as {why}; pass --precision bfloat16 to use "
+            "it"
+        )
+    name = options.engine
+    if name == "auto":
+        name = OWN
+    return _build(request, name, precision)
+
+
+def _by_trials(
+    request: EngineRequest,
+    pairs: list[Pair],
+    samples: Tensor | None,
+    options: EngineOptions,
+    images: int,
+) -> Engine:
+    """Return the fastest of several engines for a number of images, by trials that are kept."""
+    folder = _model_folder(request)
+    try:
+        as_saved(request.model, Path("the model"))  # else its weights alone do not tell what it is
+        refuse_unwritable(folder / TRIALS_FILE)
+    except (CheckpointError, OutputError) as error:
+        if not _may_be_own(options):
+            raise SettingError(
+                f"engine {options.engine} cannot be tried: {error}; VITKIT_CACHE names the folder "
+                f"of trials; or pass --engine {OWN}"
+            ) from None
+        options.report(f"no engine is tried: {error}")
+        return _untried(request, options, "none is tried")
+    request = replace(request, folder=folder)
+    kept = _read_trials(folder)
+    usable = [pair for pair in pairs if pair in kept and kept[pair].usable]
+    # what has failed before is tried again where it is asked for by name
+    if not kept.keys() >= set(pairs) or not (usable or _may_be_own(options)):
+        if samples is None:
+            channels = request.model.spec.in_channels
+            samples = sample_images(TRIAL_BATCH, channels, request.image_size)
+        expected, seconds = _own_logits(request, samples)
+        if _may_be_own(options) and images * seconds < WORTH_SECONDS:
+            return _untried(request, options, SHORT)
+        options.report(
+            f"trying {plural(len(pairs), 'engine')} on this model, once on this machine; it takes "
+            "up to minutes"
+        )
+        for pair in pairs:
+            kept[pair] = _try(request, pair, samples, expected, seconds)
+        _write_trials(folder, kept)
+        options.report(_report_line(map(kept.__getitem__, pairs)))
+    best = min((kept[pair] for pair in pairs), key=lambda trial: trial.seconds(images))
+    if best.usable:
+        return _build(request, best.engine, best.precision)
+    if _may_be_own(options):  # what failed may be the child processes
+        return _untried(request, options, "all trials have failed")
+    reason = f"{best.engine} {best.precision}: {best.reason}"
+    raise SettingError(f"no engine can be used here ({reason}); pass --engine {OWN}")
+
+
+def headless(model: ViT) -> ViT:
+    """Return a model without its head, which returns the pooled features (B, E).
+
+    It shares all weights with the model, which stays as it is.
+    """
+    copied = copy.copy(model)
+    copied._modules = dict(model._modules)
+    copied.reset_classifier(0)
+    return copied
+
+
+# A trial of one engine on one model in a child process: right logits, and the time of a batch.
+
+TRIAL_BATCH = 8
+"""Images of the batch that is timed, and the number of images where the user gives none."""
+REPEATS = 3
+"""Runs of that batch, of which the fastest counts: other work only adds to a run."""
+LONGEST = 120.0
+COMPILING = 180.0
+"""Seconds for a start, and more for a compiler: on a busy machine a model takes over a minute."""
+SLOWEST = 20
+"""How many times as long as torch an image may take before a trial is ended."""
+CALIBRATION_PASSES = 4
+"""How often the calibration of int8 runs its images, at most."""
+FLOAT32_BOUND = 1e-4
+"""Largest difference of a logit, as a share of the largest logit (at least 1)."""
+COSINE_BOUNDS = {"bfloat16": 0.999, "int8": 0.99}
+"""Smallest cosine of an image's logits with those of float32."""
+
+
+def disagreement(
+    logits: Float[Tensor, "N K"], expected: Float[Tensor, "N K"], precision: str
+) -> str:
+    """Return why logits are not good enough for a precision; empty if they are.
+
+    Args:
+        logits: of the same images as those expected.
+        expected: torch's in float32.
+        precision: precision that the logits were computed in.
+    """
+    logits, expected = logits.double().cpu(), expected.double().cpu()
+    if not torch.isfinite(logits).all():
+        return "its logits are NaN or infinite"
+    if precision == "float32":
+        difference = float((logits - expected).abs().max())
+        bound = FLOAT32_BOUND * max(1.0, float(expected.abs().max()))
+        if difference > bound:
+            return f"its logits differ by {difference:.2g}; at most {bound:.2g} is expected"
+        return ""
+    cosine = float(F.cosine_similarity(logits, expected, dim=1).min())
+    if cosine < COSINE_BOUNDS[precision]:
+        return (
+            f"its logits have a cosine similarity of {cosine:.4f} with those of float32; at least "
+            f"{COSINE_BOUNDS[precision]} is expected"
+        )
+    return ""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The result of a trial.
+
+    Attributes:
+        engine: its name.
+        precision: precision that it computed in.
+        start_seconds: until the first batch of a converted model is done, without the import of
+            torch and the reading of the model, which every engine needs.
+        image_seconds: the time of a batch, for one image.
+        reason: why the engine cannot be used here, if so.
+    """
+
+    engine: str
+    precision: str
+    start_seconds: float = 0.0
+    image_seconds: float = 0.0
+    reason: str = ""
+
+    @property
+    def usable(self) -> bool:
+        """True if the engine ran and its logits agree."""
+        return not self.reason
+
+    def seconds(self, images: int) -> float:
+        """Return the expected time for a number of images; infinite if it cannot be used."""
+        if self.reason:
+            return math.inf
+        return self.start_seconds + images * self.image_seconds
+
+
+def _own_logits(request: EngineRequest, images: Tensor) -> tuple[Float[Tensor, "N K"], float]:
+    """Return torch's logits on the processor, and the seconds of an image."""
+    model = on_device(request.model, CPU)
+    start = time.perf_counter()
+    with torch.inference_mode():
+        logits = torch.cat([model(part).float() for part in images.split(TRIAL_BATCH)])
+    return logits, (time.perf_counter() - start) / len(images)
+
+
+def _try(
+    request: EngineRequest, pair: Pair, images: Tensor, expected: Tensor, own_seconds: float
+) -> Trial:
+    """Try an engine in a child process: a crash, a hang or wrong logits make it unusable."""
+    name, precision = pair
+    passes = len(images) + (REPEATS + 2) * TRIAL_BATCH
+    if precision == "int8" and request.calibration is not None:
+        passes += CALIBRATION_PASSES * len(request.calibration)
+    limit = LONGEST + COMPILING * ENGINES[name].compiles + SLOWEST * passes * own_seconds
+    request = replace(request, precision=precision)
+    try:
+        return run_in_child(try_engine, name, request, images, expected, seconds=limit)
+    except ChildError as error:
+        return Trial(name, precision, reason=str(error))
+
+
+def try_engine(name: str, request: EngineRequest, images: Tensor, expected: Tensor) -> Trial:
+    """Build an engine, compare its logits and time a batch; runs in a child process.
+
+    Args:
+        name: name of the engine.
+        request: the inputs from which it is built.
+        images: preprocessed images (N, C, H, W).
+        expected: their logits (N, K) by torch in float32.
+    """
+    torch.set_num_threads(request.threads)
+    batch = images[:TRIAL_BATCH]
+    with torch.inference_mode():
+        build_requested(name, request)(batch)  # includes the conversion, done once per model
+        start = time.perf_counter()
+        engine = build_requested(name, request)
+        engine(batch)
+        started = time.perf_counter() - start
+        logits = torch.cat([engine(part) for part in images.split(TRIAL_BATCH)])
+        reason = disagreement(logits, expected, request.precision)
+        seconds = min(timeit.repeat(lambda: engine(batch), number=1, repeat=REPEATS))
+    return Trial(name, request.precision, started, seconds / len(batch), reason)
+
+
+def _report_line(trials: Iterable[Trial]) -> str:
+    """Return the result of trials in one line, the fastest first.
+
+    Such as `engines: openvino float32 29.1 images/s, torch float32 13.9 images/s, compile float32:
+    no answer in 320 s`.
+    """
+    parts = []
+    for trial in sorted(trials, key=lambda trial: (trial.reason, trial.image_seconds)):
+        found = f": {trial.reason}"
+        if trial.usable:
+            found = f" {1 / trial.image_seconds:.1f} images/s"
+        parts.append(f"{trial.engine} {trial.precision}{found}")
+    line = f"engines: {', '.join(parts)}"
+    for kind in KINDS:
+        if kind.missing():
+            line += f"; {kind.name} is not installed: pip install '{EXTRA}'; it is {kind.gain}"
+    return line
+
+
+# The cache of trials and converted models: a folder for each model, machine and version.
+
+CACHE_VERSION = 2
+"""Changes when trials or converted models of an earlier vitkit must not be used."""
+MOST_BYTES = 5 * 2**30
+"""Size of all converted models that are kept; the ones used longest ago go first."""
+TRIALS_FILE = "trials.json"
+
+
+def _model_folder(request: EngineRequest) -> Path:
+    """Return the folder of a model's trials and converted files, which may not exist yet.
+
+    Its name is a digest of the model, of the images that int8 is calibrated with, and of what the
+    speed depends on: processor, cores, threads and versions.
+    """
+    weights = {name: tensor.detach() for name, tensor in request.model.state_dict().items()}
+    if request.calibration is not None:
+        weights["calibration"] = request.calibration
+    cores: Iterable[int] = range(os.cpu_count() or 1)
+    if hasattr(os, "sched_getaffinity"):
+        cores = os.sched_getaffinity(0)
+    facts = (
+        CACHE_VERSION,
+        weights_fingerprint(weights),
+        request.model.spec.to_json(),
+        request.image_size,
+        _processor(),
+        sorted(cores),
+        request.threads,
+        _versions(),
+    )
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return cache_folder() / "engines" / digest[:32]
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of torch and of the runtimes that are installed; none is imported."""
+    found = {"torch": str(torch.__version__)}
+    for package in sorted({*QUANTISERS}.union(*(kind.packages for kind in KINDS))):
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def _processor() -> str:
+    """Return the name and the instructions of the processor, as far as the system tells them."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        keys = ("model name", "flags", "Features")
+        return "\n".join(sorted({line for line in lines if line.startswith(keys)}))
+    return f"{platform.machine()} {platform.processor()}"
+
+
+def _read_trials(folder: Path) -> dict[Pair, Trial]:
+    """Return the trials in a model's folder; none if they cannot be read."""
+    path = folder / TRIALS_FILE
+    if not is_whole(path):
+        return {}
+    with contextlib.suppress(OSError):
+        os.utime(folder)  # used now
+    trials = {}
+    for values in json.loads(path.read_bytes()):
+        trials[values["engine"], values["precision"]] = Trial(**values)
+    return trials
+
+
+def _write_trials(folder: Path, trials: dict[Pair, Trial]) -> None:
+    """Keep trials; delete the least recently used models, until the rest is small enough."""
+    content = json.dumps([asdict(trial) for trial in trials.values()], indent=1)
+    with contextlib.suppress(OSError):
+        with caching(folder) as new:
+            (new / TRIALS_FILE).write_text(content)
+        total = 0
+        models = folder.parent.iterdir()
+        for path in sorted(models, key=lambda path: path.stat().st_mtime, reverse=True):
+            total += sum(file.stat().st_size for file in path.rglob("*"))
+            if path != folder and total > MOST_BYTES:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+# Images: of the user's, and noise with the statistics of photographs.
+
+FEWEST_IMAGES = 16
+"""Least images for int8, to measure the range of each activation."""
+MOST_IMAGES = 450
+"""Images that are used where there are as many: 300 to calibrate, 150 to measure agreement."""
+
+
+def calibration_images(
+    data: Calibration, checkpoint: Checkpoint, data_root: str | Path | None = None
+) -> tuple[list[UInt8[np.ndarray, "_ _ _"]], str, str]:
+    """Return decoded images to calibrate with and to measure agreement on, and where they are from.
+
+    They are spread evenly over the train split, else over val: never over test, whose scores would
+    then be of images that the engine was made for. Images of train that the checkpoint's training
+    cut off for validation are no part of it.
+
+    Args:
+        data: as for `train`.
+        checkpoint: the settings of its training.
+        data_root: the folder of named datasets.
+
+    Returns:
+        The images (H, W, channels), the name of the dataset, and that of the split.
+
+    Raises:
+        DataError: data that cannot be opened, without such a split, or with too few images.
+    """
+    recipe = stored_object(checkpoint, "recipe")
+    trained_on = stored_object(checkpoint, "data").get("fingerprint")
+    dataset = open_dataset(
+        data,
+        data_root=data_root,
+        ignore_extra_classes=recipe.get("ignore_extra_classes") is True,
+        follow_links=recipe.get("follow_links") is True,
+    )
+    dataset = with_validation_of(dataset, trained_on, recipe.get("val_fraction"))
+    if recipe.get("bad_images") == "skip":
+        dataset, _ = drop_or_refuse_unreadable(dataset, "skip")
+    name = "train" if "train" in dataset.splits else "val"
+    images = dataset.splits.get(name)
+    count = 0 if images is None else len(images)
+    if images is None or count < FEWEST_IMAGES:
+        raise DataError(
+            f"--calibrate {dataset.name} has {plural(count, 'image')} in train or val; at least "
+            f"{FEWEST_IMAGES} are needed, and {MOST_IMAGES} are used"
+        )
+    chosen = np.linspace(0, count - 1, min(count, MOST_IMAGES)).round().astype(int)
+    return list(map(images.read, chosen.tolist())), dataset.name, name
+
+
+DECAY = 1.0
+"""The amplitude of a spatial frequency f is 1 / f in photographs (Field, 1987)."""
+
+
+def sample_images(
+    count: int, channels: int, image_size: tuple[int, int], seed: int = 0
+) -> Float[Tensor, "B C H W"]:
+    """Return noise of mean 0 and deviation 1 with the spectrum of photographs (B, C, H, W).
+
+    White noise would not do: a model sees the same grey in every patch of it.
+
+    Args:
+        count: B.
+        channels: C.
+        image_size: (H, W) in pixels.
+        seed: seed of the noise.
+    """
+    height, width = image_size
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(count, channels, height, width, generator=generator)
+    rows = torch.fft.fftfreq(height)[:, None] * height
+    columns = torch.fft.rfftfreq(width)[None, :] * width
+    frequency = (rows**2 + columns**2).sqrt().clamp(min=1.0)
+    images = torch.fft.irfft2(torch.fft.rfft2(noise) / frequency**DECAY, s=image_size)
+    mean, std = images.mean((2, 3), keepdim=True), images.std((2, 3), keepdim=True)
+    return (images - mean) / (std + 1e-6)

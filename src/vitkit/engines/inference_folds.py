@@ -2,7 +2,6 @@
 
     LayerScale      gamma * (W x + b)            = (gamma W) x + gamma b
     norm's affine   W (g * n + o) + b            = (W g) n + (W o + b),   n the normed token
-    query scale     softmax((W_q z) k^T / sqrt h)  with W_q / sqrt h in place of W_q
     normalisation   E ((x / 255 - m) / s) + b    = (E / (255 s)) x + (b - E m / s)
 
 All are equal in exact arithmetic; in float32 logits differ by about 1e-6 of the largest one. What
@@ -13,25 +12,15 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vitkit.errors import MODEL, SettingError, check_type
-from vitkit.models.attention import (
-    KERNELS,
-    PLAIN,
-    AttentionKernel,
-    Context,
-    KeylessBiasLinear,
-    MultiHeadSelfAttention,
-    use_attention,
-)
+from vitkit.models.attention import AttentionKernel, KeylessBiasLinear, use_attention
 from vitkit.models.embedding import LinearPatchEmbedding, PatchEmbedding
 from vitkit.models.encoder import EncoderBlock, PostNormBlock, ResPostNormBlock
 from vitkit.models.layers import LayerScale
@@ -42,7 +31,6 @@ from vitkit.shapes import Grid, Tokens
 from vitkit.spec import Preprocess
 from vitkit.weights.fold import scaled_rows
 
-Norm = TypeVar("Norm", nn.LayerNorm, nn.RMSNorm)
 PIXEL_MAX = 255.0
 FOLDABLE = (nn.Linear, KeylessBiasLinear)
 """Layers into which a norm's affine map may be folded; subclasses may compute more."""
@@ -133,43 +121,34 @@ class CastingStem(PatchEmbedding):
         return images.to(next(self.stem.parameters()).dtype)
 
 
-def fold_for_inference(model: ViT, *, query_scale: bool = True, norms: bool = True) -> ViT:
-    """Return a copy of a model in eval mode with LayerScale, norms and query scale folded.
+def fold_for_inference(model: ViT, *, norms: bool = True) -> ViT:
+    """Return a copy of a model in eval mode with LayerScale and norms folded.
 
     Layers that are not vitkit's own, such as adapters, stay as they are.
 
     Args:
         model: a `ViT`; it stays as it is.
-        query_scale: whether 1 / sqrt(h) goes into the weights of the queries too.
         norms: whether the affine of a norm goes into the layers after it. On a CPU torch's own
             LayerNorm takes 2 to 3 times as long without an affine; other runtimes gain by it.
     """
     folded = copy.deepcopy(model).eval()
     with torch.no_grad():
         for block in folded.blocks:
-            if not isinstance(block, EncoderBlock):
-                continue
-            _fold_layer_scales(block)
-            if norms and not isinstance(block, PostNormBlock | ResPostNormBlock):
-                _fold_norms(block)
-            if query_scale and _is_plain_attention(block.attn):
-                block.attn = QueryScaledAttention(block.attn)
+            if isinstance(block, EncoderBlock):
+                _fold_layer_scales(block)
+                if norms and not isinstance(block, PostNormBlock | ResPostNormBlock):
+                    _fold_norms(block)
     return folded
-
-
-def _is_plain_attention(attention: nn.Module) -> bool:
-    """Return True for vitkit's own attention without adapters or hooks in it."""
-    if type(attention) is not MultiHeadSelfAttention or not _is_foldable(attention.qkv):
-        return False
-    return type(attention.q_norm) in (nn.LayerNorm, nn.RMSNorm, nn.Identity)
 
 
 def _is_foldable(layer: nn.Module | None) -> bool:
     """Return True for a plain linear layer: subclasses and hooks may compute more than W x + b."""
-    if type(layer) not in FOLDABLE:
-        return False
-    assert layer is not None, "its type is known"
-    return not _has_hooks(layer)
+    return type(layer) in FOLDABLE and not _has_hooks(layer)
+
+
+def _has_hooks(module: Any) -> bool:
+    """Return True if something is called before or after the module's own forward pass."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _fold_layer_scales(block: EncoderBlock) -> None:
@@ -191,100 +170,38 @@ def _fold_layer_scales(block: EncoderBlock) -> None:
 
 
 def _fold_norms(block: EncoderBlock) -> None:
-    pairs: dict[str, list[tuple[nn.Module, str]]] = {
-        "norm1": [(block.attn, "qkv")],
-        "norm2": [(block.mlp, "fc1")],
-    }
-    if isinstance(block.mlp, SplitSwiGLU):
-        pairs["norm2"] = [(block.mlp, "fc1_g"), (block.mlp, "fc1_x")]
-    for name, readers in pairs.items():
+    names = ("fc1_g", "fc1_x") if isinstance(block.mlp, SplitSwiGLU) else ("fc1",)
+    readers: tuple[tuple[str, nn.Module, tuple[str, ...]], ...] = (
+        ("norm1", block.attn, ("qkv",)),
+        ("norm2", block.mlp, names),
+    )
+    for name, part, attributes in readers:
         norm = getattr(block, name)
-        layers: list[Any] = [getattr(part, attribute, None) for part, attribute in readers]
+        layers: list[Any] = [getattr(part, attribute, None) for attribute in attributes]
         plain = all(map(_is_foldable, layers))
         if type(norm) not in (nn.LayerNorm, nn.RMSNorm) or norm.weight is None or not plain:
             continue
-        for (parent, attribute), layer in zip(readers, layers, strict=True):
-            setattr(parent, attribute, _absorb_affine(layer, norm))
-        setattr(block, name, _without_affine(norm))
-
-
-def _bias(linear: nn.Linear) -> Tensor | None:
-    """Return the bias of a linear layer, or None where there is none."""
-    if isinstance(linear, KeylessBiasLinear):
-        return torch.cat([linear.q_bias, torch.zeros_like(linear.q_bias), linear.v_bias])
-    return linear.bias
+        for attribute, layer in zip(attributes, layers, strict=True):
+            setattr(part, attribute, _absorb_affine(layer, norm))
+        bare = type(norm)(norm.normalized_shape, eps=norm.eps, elementwise_affine=False)
+        setattr(block, name, bare)
 
 
 def _absorb_affine(linear: nn.Linear, norm: nn.LayerNorm | nn.RMSNorm) -> nn.Linear:
     """Return the layer W (g * n + o) + b as one of n: (W g) n + (W o + b)."""
-    bias = _bias(linear)
+    bias: Tensor | None = linear.bias
+    if isinstance(linear, KeylessBiasLinear):
+        bias = torch.cat([linear.q_bias, torch.zeros_like(linear.q_bias), linear.v_bias])
     offset = getattr(norm, "bias", None)
     if offset is not None:
         offset = linear.weight @ offset
         bias = offset if bias is None else bias + offset
-    return _linear(linear.weight * norm.weight, bias)
-
-
-def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     with torch.device("meta"):
-        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
-    layer.weight = nn.Parameter(weight)
+        layer = nn.Linear(linear.weight.shape[1], linear.weight.shape[0], bias=bias is not None)
+    layer.weight = nn.Parameter(linear.weight * norm.weight)
     if bias is not None:
         layer.bias = nn.Parameter(bias)
     return layer
-
-
-def _without_affine(norm: Norm) -> Norm:
-    """Return a norm of the same epsilon that has no weight and no bias."""
-    return type(norm)(norm.normalized_shape, eps=norm.eps, elementwise_affine=False)
-
-
-class QueryScaledAttention(MultiHeadSelfAttention):
-    """Self-attention whose queries come scaled by 1 / sqrt(h), in eval mode.
-
-    Args:
-        source: its layers are taken over, the query's among them changed.
-    """
-
-    def __init__(self, source: MultiHeadSelfAttention) -> None:
-        nn.Module.__init__(self)
-        self.__dict__.update(source.__dict__)
-        scale = 1 / math.sqrt(self.head_width)
-        if isinstance(self.q_norm, nn.LayerNorm | nn.RMSNorm) and self.q_norm.weight is not None:
-            self.q_norm = copy.deepcopy(self.q_norm)
-            for parameter in self.q_norm.parameters():
-                parameter.mul_(scale)
-        else:
-            rows = torch.ones_like(self.qkv.weight[:, 0])
-            rows[: self.inner] = scale
-            bias = _bias(self.qkv)
-            if bias is not None:
-                bias = scaled_rows(rows, bias)
-            self.qkv = _linear(scaled_rows(rows, self.qkv.weight), bias)
-
-    def forward(self, tokens: Tokens, context: Context = PLAIN) -> Tokens:
-        """Return MSA(z), Eq. 8, without the division by sqrt(h) in Eq. 6."""
-        q, k, v = self.heads(tokens, context.rotation)
-        if context.attend is not None:  # a record's, which divides
-            q = q * math.sqrt(self.head_width)
-            return self.mix(context.attend(q, k, v, context.mask, 0.0))
-        kernel = SCALED_KERNELS["plain" if self.attend is KERNELS["plain"] else "fused"]
-        return self.mix(kernel(q, k, v, context.mask))
-
-
-def _plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    scores = q @ k.transpose(-2, -1)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-    return scores.softmax(dim=-1) @ v
-
-
-def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)
-
-
-SCALED_KERNELS = {"fused": _fused, "plain": _plain}
-"""The kernels of `models.attention` for queries that are scaled already."""
 
 
 def _fold_normalisation(model: ViT, preprocess: Preprocess) -> None:
@@ -355,39 +272,26 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 def _fastest_kernels(model: ViT, batch_size: int) -> None:
     """Choose the kernels of a model on a CPU by timing its first block; changed in place."""
-    spec = model.spec
-    like = next(model.parameters())
-    count = spec.num_patches + spec.num_prefix_tokens
-    tokens = torch.randn(batch_size, count, spec.width, dtype=like.dtype)
-    block = model.blocks[0]
+    spec, block = model.spec, model.blocks[0]
     if spec.positions == "rope":
         return  # a single block gets no rotary angles
-    with torch.inference_mode():
-        kernels: tuple[AttentionKernel, ...] = ("fused", "plain")
-        times = in_turns(
-            {kernel: _attention_call(model, block, kernel, tokens) for kernel in kernels}
-        )
-        use_attention(model, "plain" if times["fused"] > GAIN * times["plain"] else "fused")
-        if can_pack(like.dtype) and _is_packing_faster(block, tokens):
-            _pack(model.blocks, batch_size * count)
+    dtype = next(model.parameters()).dtype
+    count = spec.num_patches + spec.num_prefix_tokens
+    tokens = torch.randn(batch_size, count, spec.width, dtype=dtype)
 
-
-def _attention_call(
-    model: ViT, block: nn.Module, kernel: AttentionKernel, tokens: Tensor
-) -> Callable[[], object]:
-    def call() -> object:
+    def run(kernel: AttentionKernel) -> object:
         use_attention(model, kernel)
         return block(tokens)
 
-    return call
-
-
-def _is_packing_faster(block: nn.Module, tokens: Tensor) -> bool:
-    """Return True if a block is worth having oneDNN's linear layers."""
-    packed = copy.deepcopy(block)
-    _pack(packed, tokens.shape[0] * tokens.shape[1])
-    times = in_turns({"torch": lambda: block(tokens), "onednn": lambda: packed(tokens)})
-    return times["torch"] > GAIN * times["onednn"]
+    with torch.inference_mode():
+        times = in_turns({"fused": lambda: run("fused"), "plain": lambda: run("plain")})
+        use_attention(model, "plain" if times["fused"] > GAIN * times["plain"] else "fused")
+        if can_pack(dtype):
+            packed = copy.deepcopy(block)
+            _pack(packed, batch_size * count)
+            times = in_turns({"torch": lambda: block(tokens), "onednn": lambda: packed(tokens)})
+            if times["torch"] > GAIN * times["onednn"]:
+                _pack(model.blocks, batch_size * count)
 
 
 def _pack(module: nn.Module, rows: int) -> None:
@@ -474,8 +378,3 @@ def fuse_gelu(model: ViT) -> None:
         if not (_has_hooks(mlp.fc1) or _has_hooks(mlp.act)):
             parts: nn.Module = mlp
             parts.fc1, parts.act = GeluLinear(mlp.fc1), nn.Identity()
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    """Return True if something is called before or after the module's own forward pass."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)

@@ -9,14 +9,12 @@ import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from vitkit.errors import MissingExtraError, SettingError
 from vitkit.messages import did_you_mean, plural
 
-EngineName = Literal["torch", "compile", "openvino", "onnxruntime"]
-Precision = Literal["float32", "bfloat16", "int8"]
-PRECISIONS: tuple[str, ...] = get_args(Precision)
+PRECISIONS = ("float32", "bfloat16", "int8")
 CPU_PRECISIONS = ("int8",)
 """Precisions of CPU engines only."""
 QUANTISERS = ("nncf",)
@@ -38,48 +36,53 @@ class EngineKind:
         precisions: precisions that it can compute in.
         gain: its measured gain over torch on processors, for messages.
         cpu_only: True if it runs on the processor alone.
+        compiles: True if it needs a C++ compiler, and takes minutes for a model.
     """
 
-    name: EngineName
+    name: str
     builder: str
     packages: tuple[str, ...]
     precisions: tuple[str, ...]
-    gain: str
-    cpu_only: bool
+    gain: str = ""
+    cpu_only: bool = True
+    compiles: bool = False
 
-    def missing(self, precision: str = "float32") -> tuple[str, ...]:
+    def missing(self, precision: str = "float32") -> list[str]:
         """Return the packages that a precision needs and are not installed; none is imported."""
-        packages = self.packages
-        if precision == "int8":
-            packages += QUANTISERS
-        return tuple(name for name in packages if find_spec(name) is None)
+        packages = self.packages + (QUANTISERS if precision == "int8" else ())
+        return [name for name in packages if find_spec(name) is None]
 
 
 ONNX = ("onnxruntime", "onnx", "onnxscript")
 KINDS = (
-    EngineKind("torch", "torch_engines:build_eager", (), PRECISIONS[:2], "", cpu_only=False),
-    EngineKind("compile", "torch_engines:build_compiled", (), PRECISIONS[:2], "", cpu_only=False),
+    EngineKind("torch", "engine:build_eager", (), PRECISIONS[:2], cpu_only=False),
+    EngineKind(
+        "compile", "engine:build_compiled", (), PRECISIONS[:2], cpu_only=False, compiles=True
+    ),
     EngineKind(
         "openvino",
-        "runtimes:build_openvino",
+        "openvino_engine:build_openvino",
         ("openvino",),
         PRECISIONS,
         "1.0 to 2.4 times as fast as torch, by the CPU",
-        cpu_only=True,
     ),
     EngineKind(
         "onnxruntime",
-        "runtimes:build_onnxruntime",
+        "onnxruntime_engine:build_onnxruntime",
         ONNX,
         PRECISIONS[:1],
         "1.1 to 2.0 times as fast as torch, by the CPU",
-        cpu_only=True,
     ),
 )
-ENGINES: dict[str, EngineKind] = {kind.name: kind for kind in KINDS}
-"""Name -> engine."""
+ENGINES = {kind.name: kind for kind in KINDS}
+"""Name -> engine; the first one is the model itself."""
 CHOICES = ("auto", *ENGINES)
 PRECISION_CHOICES = ("auto", *PRECISIONS)
+if TYPE_CHECKING:
+    EngineChoice: TypeAlias = str
+    PrecisionChoice: TypeAlias = str
+else:  # the words of the flags `--engine` and `--precision`
+    EngineChoice, PrecisionChoice = Literal[CHOICES], Literal[PRECISION_CHOICES]
 
 
 def compiler_name() -> str:
@@ -92,12 +95,30 @@ def has_compiler() -> bool:
     return shutil.which(compiler_name()) is not None
 
 
-def check_engine(engine: str, precision: str) -> None:
-    """Raise `SettingError` for an engine or a precision that does not exist, or not together.
+def refuse_no_compiler(what: str, instead: str) -> None:
+    """Raise `MissingExtraError` if that compiler is not installed.
+
+    Args:
+        what: the flag or the engine that needs it.
+        instead: flags with which it is not needed.
+    """
+    if not has_compiler():
+        raise MissingExtraError(
+            f"{what} needs a C++ compiler, and {compiler_name()} is not on the PATH; install it, "
+            f"name another one in the variable CXX, or pass {instead}"
+        )
+
+
+def check_engine(engine: str, precision: str, calibration: object = None) -> None:
+    """Refuse an engine or a precision that does not exist, or not together.
 
     Args:
         engine: a name of `ENGINES`, or `auto`.
         precision: a name of `PRECISIONS`, or `auto`.
+        calibration: images, without which there is no int8.
+
+    Raises:
+        SettingError: the message names the wrong value.
     """
     values = (("engine", engine, CHOICES), ("precision", precision, PRECISION_CHOICES))
     for noun, value, known in values:
@@ -106,44 +127,36 @@ def check_engine(engine: str, precision: str) -> None:
                 f"{noun} {value!r} does not exist{did_you_mean(value, known)}; "
                 f"{noun}s are {', '.join(known)}"
             )
-    if engine == "auto" or precision == "auto":
-        return
-    able = [name for name, kind in ENGINES.items() if precision in kind.precisions]
-    if engine not in able:
+    able = ["auto", *(name for name, kind in ENGINES.items() if precision in kind.precisions)]
+    if precision != "auto" and engine not in able:
         raise SettingError(
-            f"engine {engine} has no precision {precision}; {' or '.join(able)} has it"
+            f"engine {engine} has no precision {precision}; {' or '.join(able[1:])} has it"
         )
-
-
-def refuse_not_installed(engine: str, precision: str = "float32") -> None:
-    """Raise `MissingExtraError` if packages of an engine in a precision are not installed."""
-    kind = ENGINES[engine]
-    missing = kind.missing(precision)
-    if missing:
-        verb = "is" if len(missing) == 1 else "are"
-        raise MissingExtraError(
-            f"engine {engine} needs {plural(len(missing), 'package')} that {verb} not installed "
-            f"({', '.join(missing)}): pip install '{EXTRA}'; it is {kind.gain}"
-        )
-
-
-def refuse_uncalibrated(precision: str, images: object) -> None:
-    """Raise `SettingError` for int8 without calibration images."""
-    if precision == "int8" and images is None:
+    if precision == "int8" and calibration is None:
         raise SettingError(
             "precision int8 needs images to calibrate with; pass --calibrate DATA (calibrate=), "
             "such as the training data"
         )
 
 
+def refuse_not_installed(engine: str, precision: str = "float32") -> None:
+    """Raise `MissingExtraError` if packages of an engine in a precision are not installed."""
+    kind = ENGINES[engine]
+    if missing := kind.missing(precision):
+        raise MissingExtraError(
+            f"engine {engine} needs {plural(len(missing), 'package')} not installed here "
+            f"({', '.join(missing)}): pip install '{EXTRA}'; it is {kind.gain}"
+        )
+
+
 VARIABLES = {"ORT_DISABLE_TELEMETRY": "1"}
-"""Read by ONNX Runtime when it is imported."""
+"""Read by a runtime when it is imported."""
 REPORTERS = ("openvino_telemetry",)
-"""Packages that only report; OpenVINO and NNCF work without them."""
+"""Packages that only report; the runtimes work without them."""
 
 
 def quiet_imports() -> None:
-    """Switch off the telemetry of ONNX Runtime, OpenVINO and NNCF, before they are imported.
+    """Switch off the telemetry of the runtimes, before they are imported.
 
     A process that has imported a runtime before has decided for itself; nothing changes there.
     """
@@ -155,13 +168,16 @@ def quiet_imports() -> None:
 
 
 def import_runtime(name: str) -> ModuleType:
-    """Import a runtime, such as `openvino` or `onnxruntime`, with its telemetry switched off.
-
-    Args:
-        name: name of the module.
+    """Import a module of a runtime, with the telemetry switched off.
 
     Raises:
-        ImportError: it is not installed, or broken.
+        MissingExtraError: it is not installed, or broken.
     """
     quiet_imports()
-    return importlib.import_module(name)
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        reason = str(error).partition("\n")[0]
+        raise MissingExtraError(
+            f"{name} cannot be imported ({reason}); install it with: pip install '{EXTRA}'"
+        ) from None

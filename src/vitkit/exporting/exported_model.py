@@ -1,10 +1,11 @@
-"""Exported models: opened, run, and evaluated as checkpoints are."""
+"""Exported models: predict with them, and evaluate them as checkpoints are."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 
@@ -17,96 +18,14 @@ from vitkit.data.datasets.split import Split
 from vitkit.data.images.preprocess import fit, normalise
 from vitkit.data.sources.open import DataSource
 from vitkit.engines.choose import EngineOptions
-from vitkit.errors import CheckpointError, SettingError, check_type
+from vitkit.errors import SettingError, check_type
 from vitkit.evaluation.evaluate import EvaluationChoice, evaluate_checkpoint, evaluate_predictions
 from vitkit.evaluation.loop import LabelledLogits, Metric, predict_batches
 from vitkit.evaluation.result import Evaluation
-from vitkit.exporting.artefact import (
-    ENDINGS,
-    ArtefactDescription,
-    Session,
-    engine_refused,
-    is_artefact,
-    open_torch,
-    read_torch_description,
-    refuse_needless_trust,
-    refuse_untrusted,
-)
-from vitkit.exporting.onnx_file import open_onnx, read_onnx_description
-from vitkit.exporting.openvino_file import open_openvino, read_openvino_description
+from vitkit.exporting.artefact import engine_refused, is_artefact, refuse_needless_trust
+from vitkit.exporting.files import Artefact, open_artefact
 from vitkit.spec import Preprocess
 from vitkit.weights.checkpoint import Checkpoint
-
-# Open an exported model of any format: checked first, then by its runtime.
-
-
-@dataclass(frozen=True)
-class Artefact:
-    """An exported model that is open.
-
-    Attributes:
-        path: path of the file.
-        description: its preprocessing, class names and temperature.
-        session: runs it.
-    """
-
-    path: Path
-    description: ArtefactDescription
-    session: Session
-
-
-def read_artefact_description(path: Path) -> ArtefactDescription:
-    """Read the description of an exported model; nothing of it is run.
-
-    Raises:
-        CheckpointError: missing, damaged, hostile, of a newer version, or without a description.
-        MissingExtraError: a library that reads the format is not installed.
-    """
-    readers = {
-        ".onnx": read_onnx_description,
-        ".xml": read_openvino_description,
-        ".pt2": read_torch_description,
-    }
-    ending = path.suffix.lower()
-    if ending not in readers:
-        raise CheckpointError(f"{path}: expected a name that ends in {', '.join(readers)}")
-    if not path.is_file():
-        raise CheckpointError(f"{path}: there is no such file")
-    description = ArtefactDescription.from_text(readers[ending](path), path)
-    if ENDINGS[description.format] != ending:
-        raise CheckpointError(
-            f"{path}: its description is of the format {description.format}, whose names end in "
-            f"{ENDINGS[description.format]}"
-        )
-    return description
-
-
-def open_artefact(path: str | PathLike[str], *, trust_code: bool = False) -> Artefact:
-    """Open an exported model on the CPU.
-
-    Args:
-        path: as `vitkit export` has written it.
-        trust_code: open a `.pt2` file, which can run code that is in it.
-
-    Raises:
-        CheckpointError: as for `read_artefact_description`; a `.pt2` file without `trust_code`; a
-            runtime that cannot open it.
-        DeviceError: the CPU lacks the instructions of its precision.
-        MissingExtraError: the runtime is not installed.
-    """
-    path = Path(fspath(path))
-    description = read_artefact_description(path)
-    if description.format == "onnx":
-        session = open_onnx(path)
-    elif description.format == "openvino":
-        session = open_openvino(path, description.precision)
-    else:
-        refuse_untrusted(path, trust_code=trust_code)
-        session = open_torch(path, description.format)
-    return Artefact(path, description, session)
-
-
-# The parts of a predictor: from a caller's function, or from an exported model alone.
 
 
 @dataclass(frozen=True)
@@ -145,17 +64,6 @@ class ModelParts:
         return torch.zeros(1, self.preprocess.channels, *size)
 
 
-@dataclass(frozen=True)
-class SessionForward:
-    """An exported model as a function from images to logits."""
-
-    session: Session
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """Return logits (B, K) of images (B, C, h, w) float32, or of pixels (B, H, W, 3) uint8."""
-        return torch.from_numpy(self.session.logits(np.ascontiguousarray(images.cpu().numpy())))
-
-
 def _pixel_batch(image: UInt8[np.ndarray, "H W channels"]) -> UInt8[Tensor, "1 H W 3"]:
     """Return a decoded image as a batch for a graph that takes pixels of any size."""
     if image.shape[2] == 1:
@@ -179,7 +87,15 @@ def model_parts(
     """
     given: object = forward
     if isinstance(given, str | PathLike) and is_artefact(given):
-        return _of_artefact(given, preprocess, classes, temperature, trust_code=trust_code)
+        if preprocess is not None or classes or temperature is not None:
+            raise SettingError(
+                f"Predictor({fspath(given)!r}): an exported model has its preprocessing, classes "
+                "and temperature inside; pass its path alone"
+            )
+        artefact = open_artefact(given, trust_code=trust_code)
+        found = artefact.description
+        pixels = found.with_preprocessing
+        return ModelParts(artefact, found.preprocess, found.classes, found.temperature, pixels)
     if not callable(given):
         shown = repr(fspath(given)) if isinstance(given, str | PathLike) else "checkpoint"
         raise SettingError(
@@ -194,30 +110,6 @@ def model_parts(
     if not 0 < temperature < math.inf:
         raise SettingError(f"temperature {temperature:g} must be a positive number")
     return ModelParts(given, preprocess, tuple(classes), temperature)
-
-
-def _of_artefact(
-    path: str | PathLike[str],
-    preprocess: Preprocess | None,
-    classes: Sequence[str],
-    temperature: float | None,
-    *,
-    trust_code: bool,
-) -> ModelParts:
-    if preprocess is not None or classes or temperature is not None:
-        raise SettingError(
-            f"Predictor({fspath(path)!r}): an exported model has its preprocessing, classes and "
-            "temperature inside; pass its path alone"
-        )
-    artefact = open_artefact(path, trust_code=trust_code)
-    found = artefact.description
-    return ModelParts(
-        SessionForward(artefact.session),
-        found.preprocess,
-        found.classes,
-        found.temperature,
-        found.with_preprocessing,
-    )
 
 
 def evaluate(
@@ -277,44 +169,29 @@ def evaluate(
     if chosen != ("torch", "float32", None) or device not in ("auto", "cpu"):
         raise engine_refused(checkpoint)
     artefact = open_artefact(checkpoint, trust_code=trust_code)
-    predict = _ArtefactPredictions(artefact, choice)
+    predict = partial(artefact_predictions, artefact, batch_size=batch_size, workers=workers)
     return evaluate_predictions(artefact.description, data, choice, predict)
 
 
-class _ArtefactPredictions:
-    """A function from labelled images to an exported model's logits, batch by batch."""
+def artefact_predictions(
+    artefact: Artefact, images: Split, batch_size: int, workers: int = 0
+) -> Iterator[LabelledLogits]:
+    """Yield the logits (B, K) float32 of an exported model, and class numbers (B,).
 
-    def __init__(self, artefact: Artefact, choice: EvaluationChoice) -> None:
-        self._artefact = artefact
-        self._choice = choice
-        self._run = SessionForward(artefact.session)
+    Args:
+        artefact: the model.
+        images: labelled images.
+        batch_size: images per batch, but for a model that takes pixels: theirs have one image.
+        workers: number of loader processes.
 
-    def __call__(self, images: Split) -> Iterator[LabelledLogits]:
-        """Yield logits (B, K) float32 and class numbers (B,).
-
-        Raises:
-            CheckpointError: the model fails, or gives another number of logits.
-        """
-        description = self._artefact.description
-        if description.with_preprocessing:
-            for index, label in enumerate(images.labels):  # images of other sizes make no batch
-                logits = self._logits(_pixel_batch(images.read(index)))
-                yield logits, torch.from_numpy(np.array([label]))
-            return
+    Raises:
+        CheckpointError: the model fails, or gives another number of logits.
+    """
+    if not artefact.description.with_preprocessing:
+        preprocess = artefact.description.preprocess
         yield from predict_batches(
-            self._logits,
-            images,
-            description.preprocess,
-            batch_size=self._choice.batch_size,
-            workers=self._choice.workers,
+            artefact, images, preprocess, batch_size=batch_size, workers=workers
         )
-
-    def _logits(self, images: Tensor) -> Tensor:
-        logits = self._run(images)
-        count = self._artefact.description.num_classes
-        if logits.shape != (len(images), count):
-            raise CheckpointError(
-                f"{self._artefact.path}: returns {tuple(logits.shape)} for {len(images)} images; "
-                f"expected {count} logits per image; export the checkpoint again"
-            )
-        return logits
+        return
+    for index, label in enumerate(images.labels):  # images of other sizes make no batch
+        yield artefact(_pixel_batch(images.read(index))), torch.tensor([label])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,11 +10,9 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from vitkit.engines.engine import EXAMPLE_BATCH, INPUT, OUTPUT, without_warnings
+from vitkit.engines.engine import EXAMPLE_BATCH, INPUT, OUTPUT, export_program
 from vitkit.engines.inference_folds import fold_for_inference
-from vitkit.engines.runtimes import to_onnx
-from vitkit.errors import CheckpointError, SettingError
-from vitkit.exporting.artefact import first_line, one_line_errors
+from vitkit.errors import SettingError
 from vitkit.spec import Preprocess
 from vitkit.weights.checkpoint import Checkpoint
 
@@ -30,8 +27,6 @@ FIXED_POINT = 2.0**22
 """Pillow's coefficients of uint8 images are whole multiples of 1 / this number."""
 GREY = (19595, 38470, 7471)
 """Rec. 601 in multiples of 1 / 65536, as Pillow rounds it."""
-ROUNDING_ERROR = 1e-9
-"""Pixels; above the errors of float64 for a length, and below those of float32."""
 CUBIC = -0.5
 """The parameter a of Pillow's bicubic filter (Keys, "Cubic Convolution Interpolation", Eq. 15)."""
 
@@ -174,19 +169,13 @@ def _scaled_lengths(
 
 
 def _nearest(long: Int64[Tensor, ""], short: Int64[Tensor, ""], target: int) -> Int64[Tensor, ""]:
-    """Return the long side's length where the short one becomes `target`, to the nearest pixel.
+    """Return the long side's length where the short one becomes `target`, rounded as by `fit`.
 
-    It is exact in whole numbers, but where it falls between two pixels: there `fit` follows the
-    rounding errors of float64, and so does this. On a runtime that computes in float32 the errors
-    are larger than `ROUNDING_ERROR`, and the even neighbour is taken.
+    Where it falls between two pixels, the rounding errors of float64 decide in `fit`; a runtime
+    that computes in float32 may take the other pixel.
     """
-    doubled = 2 * long * target + short
-    floor = torch.div(doubled, 2 * short, rounding_mode="floor")
-    half = floor.to(torch.float64) - 0.5
     quotient = long.to(torch.float64) / (short.to(torch.float64) / target)
-    quotient = torch.where((quotient - half).abs() < ROUNDING_ERROR, quotient, half)
-    is_between = doubled == floor * 2 * short
-    return torch.where(is_between, torch.round(quotient).to(torch.int64), floor)
+    return torch.round(quotient).to(torch.int64)
 
 
 def _half_to_even(number: Int64[Tensor, ""]) -> Int64[Tensor, ""]:
@@ -195,6 +184,7 @@ def _half_to_even(number: Int64[Tensor, ""]) -> Int64[Tensor, ""]:
     return floor + (number % 2) * (floor % 2)
 
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NAMES = ((INPUT, (OUTPUT,)), ("pixels", ("probabilities", OUTPUT)))
 """Name of the input, and of the outputs, without preprocessing and with it."""
 MAX_SIDE = 2**15
@@ -255,56 +245,20 @@ def exported_program(
         with_preprocessing: take pixels of any size.
 
     Raises:
-        CheckpointError: torch cannot export the model.
-        SettingError: preprocessing that cannot be a part of the graph.
+        SettingError: torch cannot export the model, or preprocessing that cannot be in the graph.
     """
     folded = fold_for_inference(checkpoint.model).cpu().to(dtype).requires_grad_(False)
     model: nn.Module = ExportedModel(folded, dtype)
-    batch = Dim("batch", min=1)
-    if with_preprocessing:
-        preprocessing = PreprocessingGraph(checkpoint.preprocess)
-        model = PixelModel(model, preprocessing, checkpoint.temperature)
-        example = torch.zeros(EXAMPLE_BATCH, *EXAMPLE_SIZE, 3, dtype=torch.uint8)
-        sides = {1: Dim("height", min=2, max=MAX_SIDE), 2: Dim("width", min=2, max=MAX_SIDE)}
-        shapes = ({0: batch, **sides},)
-    else:
-        size = checkpoint.preprocess.image_size
-        example = torch.zeros(EXAMPLE_BATCH, checkpoint.preprocess.channels, *size)
-        shapes = ({0: batch},)
-    try:
-        with torch.no_grad(), without_warnings():
-            return torch.export.export(
-                model.eval(), (example,), dynamic_shapes=shapes, strict=False
-            )
-    except Exception as error:  # torch raises many kinds
-        raise CheckpointError(
-            f"{checkpoint.path or 'this model'}: torch cannot export it "
-            f"({type(error).__name__}: {first_line(error)}); report the model"
-        ) from error
+    preprocess = checkpoint.preprocess
+    if not with_preprocessing:
+        example = torch.zeros(EXAMPLE_BATCH, preprocess.channels, *preprocess.image_size)
+        return export_program(model.eval(), example)
+    model = PixelModel(model, PreprocessingGraph(preprocess), checkpoint.temperature)
+    example = torch.zeros(EXAMPLE_BATCH, *EXAMPLE_SIZE, 3, dtype=torch.uint8)
+    sides = {1: Dim("height", min=2, max=MAX_SIDE), 2: Dim("width", min=2, max=MAX_SIDE)}
+    return export_program(model.eval(), example, sides)
 
 
 def program_names(program: ExportedProgram) -> tuple[str, tuple[str, ...]]:
     """Return the name of a program's input, and those of its outputs."""
     return NAMES[len(program.graph_signature.user_outputs) - 1]
-
-
-def named_onnx(program: ExportedProgram, opset: int, path: Path) -> Any:
-    """Return the ONNX model of a program, an `onnx.ModelProto`, with named inputs and outputs.
-
-    Args:
-        program: program of `exported_program`.
-        opset: version of ONNX's operators.
-        path: path of the artefact, for messages.
-
-    Raises:
-        CheckpointError: the exporter fails, or cannot write the opset.
-    """
-    with one_line_errors(path, "torch's exporter", f"write as opset {opset}"), torch.no_grad():
-        model = to_onnx(program, opset, *program_names(program))
-    written = {entry.domain: entry.version for entry in model.opset_import}
-    if written.get("") != opset:
-        raise CheckpointError(
-            f"{path}: the exporter wrote opset {written.get('')} instead of {opset}; leave out "
-            "--opset"
-        )
-    return model
