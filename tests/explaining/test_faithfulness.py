@@ -174,13 +174,6 @@ def test_what_is_not_measurable_is_none_and_says_so():
         assert not score.better_than_chance
 
 
-def test_the_line_of_a_good_map():
-    score = vitkit.Faithfulness(0.714, 0.64, 1 / 21, 0.3, 0.7, 0.5, "better than chance")
-    assert score.line == "deletion 0.71, insertion 0.64 (better than chance, p = 0.048)"
-    assert score.better_than_chance
-    assert score.as_json()["deletion_area"] == 0.3
-
-
 def test_a_map_that_is_as_good_as_the_best_random_order_is_not_no_better_than_chance():
     # such as of 9 patches of which one decides: many random orders have it first
     random = np.repeat([-0.4, -0.1, 0.1, 0.4], 5)

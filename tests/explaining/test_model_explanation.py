@@ -8,7 +8,6 @@ from io import BytesIO
 
 import numpy as np
 import pytest
-import torch
 from noise import fill_with_noise
 from PIL import Image
 from plots.figures import svg_text
@@ -196,17 +195,6 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path, part, message):
     images = pixels(2) if "mlp" in part else ()
     with pytest.raises(vitkit.CheckpointError, match=message):
         vitkit.explain_model(broken, images)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_model_in_half_precision_is_measured(tmp_path, dtype):
-    made = vitkit.load(checkpoint(tmp_path))
-    expected = vitkit.explain_model(made, pixels(2))
-    made.model.to(dtype)
-    found = vitkit.explain_model(made, pixels(2))
-    np.testing.assert_allclose(found.depth.distance, expected.depth.distance, rtol=0.05)
-    np.testing.assert_allclose(found.depth.entropy, expected.depth.entropy, rtol=0.05)
-    np.testing.assert_allclose(found.artefacts.norms, expected.artefacts.norms, rtol=0.05)
 
 
 def test_a_large_grid_shows_some_of_its_positions(tmp_path):

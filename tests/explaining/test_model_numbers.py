@@ -115,15 +115,6 @@ def test_the_artefacts_are_those_of_find_artefacts():
     assert found.attention == pytest.approx(expected.attention, abs=1e-6)
 
 
-def test_images_of_another_size_than_the_table():
-    vit = model()
-    found = explained(vit, (16, 16)).depth
-    assert found.largest_entropy == pytest.approx(math.log(5))
-    rows = recorded(vit, (16, 16)).attention[0][:, 0].double().numpy()
-    expected = np.mean([entropy_of(row) for image in rows for row in image.tolist()])
-    assert found.entropy[0, 0] == pytest.approx(expected, rel=1e-6)
-
-
 def test_equal_attention_and_attention_to_oneself():
     """Heads whose numbers are known: all queries zero, or queries equal to far longer keys."""
     vit = model(class_token=False, pooling="mean", width=32, depth=1, positions="none", num_heads=1)

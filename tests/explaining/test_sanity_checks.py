@@ -86,12 +86,6 @@ def test_an_oracle_points_at_its_class_and_a_constant_map_a_quarter():
     assert checks.class_matters(checks.maps_of(ones), vit, images[three], labels[three]) is None
 
 
-def test_the_model_itself_needs_the_cell_of_the_class():
-    vit, images, labels = checks.planted_model()
-    ones = checks.maps_of(own_method(lambda vit, images: torch.ones(len(images), 4, 4)))
-    assert checks.class_matters(ones, vit, images, labels, count=60)["model"] == 1
-
-
 @pytest.mark.parametrize(
     "fields",
     [{}, {"num_registers": 2}, {"class_token": False, "pooling": "mean"}, {"positions": "rope"}],
@@ -128,14 +122,6 @@ def test_saco_is_that_of_a_plain_loop():
                     total += weight
         assert found[row] == pytest.approx(score / total, abs=1e-6)
     assert np.isnan(checks.saco(vit, images, torch.ones(3, 2, 3), classes)).all()
-
-
-def test_the_fit_of_the_model():
-    vit, images = model(), some_images(40)
-    labels = vit(images).argmax(1)
-    full, quarter, half = checks.model_fit(vit, images, labels)
-    assert full == 1.0 >= max(quarter, half)
-    assert checks.model_fit(vit, images, (labels + 1) % 5)[0] == 0
 
 
 def test_ranks_and_tau_with_ties_are_scipy_s():

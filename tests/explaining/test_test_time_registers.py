@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from explaining.test_artefacts import BRIGHT, LAYER, NEURON, READOUTS, WIDTH, pixels, planted
+from explaining.test_artefacts import BRIGHT, LAYER, NEURON, READOUTS, pixels, planted
 
 import vitkit
 
@@ -44,30 +44,6 @@ def test_the_norms_leave_the_patches_and_clean_images_keep_their_logits(readout)
         assert torch.equal(value, weights[name])
     with torch.no_grad():
         assert torch.equal(vit(images), plain)  # nothing stays behind
-
-
-def test_the_extra_token_acts_as_the_patches_did():
-    """The class token, computed by hand from the moved activation."""
-    vit, images = planted().eval(), pixels([(0, 0, 1)], count=1)
-    neurons = registers.find_register_neurons(vit, images)
-    with torch.no_grad():
-        with registers.test_time_registers(vit, neurons):
-            found = vit(images)
-        tokens = vit.embed(images).tokens
-        tokens = torch.cat([tokens[:, :1], torch.zeros(1, 1, WIDTH), tokens[:, 1:]], dim=1)
-        for layer, block in enumerate(vit.blocks):
-            hide = torch.zeros(26)
-            hide[1] = 0 if layer > LAYER else -torch.inf
-            q, k, v = block.attn.heads(block.norm1(tokens))
-            weights = torch.softmax(q @ k.mT / 4.0 + hide, dim=-1)
-            tokens = tokens + block.attn.mix(weights @ v)
-            hidden = torch.relu(block.mlp.fc1(block.norm2(tokens)))
-            if layer == LAYER:
-                hidden[0, 1, NEURON] = hidden[0, 2:, NEURON].max()
-                hidden[0, 2:, NEURON] = 0.0
-            tokens = tokens + block.mlp.fc2(hidden)
-        expected = vit.head(vit.norm(tokens)[:, 0])
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_the_effect_in_one_line_and_faithfulness_within_the_block():

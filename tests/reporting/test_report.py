@@ -204,14 +204,6 @@ def test_predictions_of_another_split_keep_its_name(run):
     assert [a for a in found.all("img") if a.get("class") == "small"]
 
 
-def test_images_are_left_out_where_the_data_have_changed(run):
-    rows = [tuple(row.values()) for row in rows_of(run)]
-    write_rows(run, rows[1:])
-    text = page(vitkit.report(run))
-    assert "the data have changed since the run" in text.sections["mistakes"]
-    assert not [a for a in text.all("img") if a.get("class") == "small"]
-
-
 @pytest.mark.parametrize("count", [2, 1000, 3000])
 def test_two_and_a_thousand_classes_and_one_without_an_image(count, run):
     names = [f"class {number}" for number in range(count)]
@@ -333,14 +325,6 @@ def test_compared_runs_without_validation_have_one_panel(run, tmp_path):
     assert "training loss (nats)" in text
     assert "validation" not in text
     assert "validation" not in page(vitkit.report(run)).sections["curves"]
-
-
-def test_names_may_have_every_sign_that_ends_a_line(unweighted):
-    name = "a\u2028b\x0bc\x85d.png"
-    write_rows(unweighted, [(name, "0", "1", "0.75", "0.25", "1.39", 1)])
-    text = page(vitkit.report(unweighted)).sections["mistakes"]
-    assert "1 of 1 test images" in text
-    assert "75.0\xa0%" in text
 
 
 @pytest.mark.parametrize("cell", ["nan", "1.5", "x", "0" * 200_000])

@@ -172,13 +172,6 @@ def test_a_split_that_is_not_there_is_refused(run, capsys):
     assert message.count("\n") == 1
 
 
-def test_the_command_replaces_an_earlier_list_and_counts_them(run, capsys):
-    (run / "suspects.csv").write_text(",".join(SUSPECTS_HEADER) + "\n", encoding="utf-8")
-    assert cli.run(["report", str(run), "--suspects"]) == 0
-    assert rows_of(run)
-    assert f"suspected wrong labels: {len(rows_of(run))}, in" in capsys.readouterr().out
-
-
 def test_as_many_of_each_class_as_are_confused():
     labels = np.array([0, 0, 0, 1, 1, 1, 2])
     predicted = np.array([0, 1, 1, 1, 1, 0, 0])
@@ -214,12 +207,6 @@ def test_a_single_image_of_the_second_class_hides_its_own_fold_alone():
     assert found[:, 0].isnan().sum() == 10
     with pytest.raises(vitkit.DataError, match="the same class"):
         out_of_fold_probabilities(features, labels * 0, 2)
-
-
-def test_the_check_of_training_is_in_the_report(noisy):
-    run, _ = noisy
-    text = re.sub(r"\s+", " ", page(run / "report.html").sections["check"])
-    assert "120 images checked" in text
 
 
 def test_images_of_a_finding_beyond_the_first_are_counted(tmp_path):

@@ -12,7 +12,6 @@ from single_image_vit import CASES, noisy_model, some_images
 from torch import Tensor, nn
 
 import vitkit
-from vitkit.models.readout import Readout
 
 CLASSES = torch.tensor([4, 1])
 
@@ -71,15 +70,6 @@ def test_modes_and_gradients_are_left_as_they_are(name):
             torch.testing.assert_close(compute(name, model, copy, **options), expected)
         torch.testing.assert_close(compute(name, model, copy, **options), expected)
     assert not any(p.requires_grad for p in model.parameters())
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_single_precision_is_enough(name):
-    model, images = noisy_model("registers"), some_images()
-    expected = compute(name, model, images)
-    found = compute(name, model.float(), images.float())
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-4 * expected.max())
 
 
 @pytest.mark.parametrize("case", ["registers", "mean", "MAP"])
@@ -186,15 +176,3 @@ def test_forward_and_backward_passes_are_counted(name, monkeypatch):
     monkeypatch.setattr(torch.autograd, "grad", counted)
     compute(name, model, some_images())
     assert (len(forwards), len(backwards)) == COSTS[name]
-
-
-def test_readout_weights_are_those_of_the_pooling_itself():
-    """Another way to pool is followed: the weights come from the model's own module."""
-    from vitkit.explaining.methods.class_scores import token_weights
-
-    model = noisy_model("mean of all")
-    torch.testing.assert_close(token_weights(model, (3, 4)), torch.full((15,), 1 / 15).double())
-    model.attn_pool = Readout("mean")
-    weights = token_weights(model, (3, 4))
-    assert weights[:3].tolist() == [0, 0, 0]
-    torch.testing.assert_close(weights[3:], torch.full((12,), 1 / 12).double())
