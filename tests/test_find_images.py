@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from PIL import Image
 
 import vitkit
-from vitkit.errors import DataError, ImageError
 from vitkit.prediction import images as line_stream
 
 PREPROCESS = vitkit.Preprocess(image_size=8)
@@ -96,24 +94,8 @@ def test_an_order_that_is_fixed_and_images_named_twice(root):
     ],
 )
 def test_what_is_not_found_is_named(root, given, message):
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(vitkit.DataError, match=message):
         vitkit.find_images(*given)
-
-
-def test_a_folder_that_cannot_be_listed_is_named():
-    user = os.geteuid()
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o711)
-        if user == 0:
-            os.seteuid(65534)  # root may list every folder
-        else:
-            Path(folder).chmod(0o100)
-        try:
-            with pytest.raises(DataError, match=rf"no image .* folder {folder} cannot be"):
-                vitkit.find_images(f"{folder}/*.png")
-        finally:
-            os.seteuid(user)
-            Path(folder).chmod(0o700)
 
 
 def test_a_list_gives_labels_in_its_order(root):
@@ -137,7 +119,7 @@ def test_a_list_needs_no_labels_and_no_second_class(root):
     (root / "some.csv").write_text("path,label\nphotos/2.jpg,\nphotos/1.png,cat\n")
     assert [image.label for image in vitkit.find_images("some.csv")] == ["", "cat"]
     (root / "none.csv").write_text("path,label\n")
-    with pytest.raises(DataError, match=r"none\.csv: no images"):
+    with pytest.raises(vitkit.DataError, match=r"none\.csv: no images"):
         vitkit.find_images("none.csv")
 
 
@@ -154,9 +136,11 @@ def test_a_dataset_gives_labels_and_its_pixels(predictor):
 
 
 def test_a_split_belongs_to_datasets(root):
-    with pytest.raises(DataError, match=r"split = 'tets': digits .*mean 'test'\?.*has train"):
+    with pytest.raises(
+        vitkit.DataError, match=r"split = 'tets': digits .*mean 'test'\?.*has train"
+    ):
         vitkit.find_images("digits", split="tets")
-    with pytest.raises(DataError, match=r"split = 'test': photos/1\.png is not a dataset"):
+    with pytest.raises(vitkit.DataError, match=r"split = 'test': photos/1\.png is not a dataset"):
         vitkit.find_images("photos/1.png", split="test")
 
 
@@ -195,7 +179,7 @@ def test_a_damaged_image_of_shards_is_named(tmp_path, predictor):
                 tar.addfile(member, io.BytesIO(data))
     first, second = predictor.stream(vitkit.find_images(f"wds:{tmp_path}/test-0.tar"))
     assert first.image == "test-0.tar/x"
-    assert isinstance(second, ImageError)
+    assert isinstance(second, vitkit.ImageError)
     assert str(second).startswith("test-0.tar/y: truncated")
 
 
@@ -261,27 +245,3 @@ def test_results_of_a_slow_stream_do_not_wait_for_more(root):
             os.close(writing)
     assert came == sent
     os.close(reading)
-
-
-def test_few_images_are_held_at_once(root):
-    """However many there are: those that wait and those of two batches."""
-    alive, most = 0, 0
-
-    class Counted:
-        def __init__(self, inner):
-            nonlocal alive, most
-            self.inner = inner
-            alive += 1
-            most = max(most, alive)
-
-        def __fspath__(self):
-            return self.inner
-
-        def __del__(self):
-            nonlocal alive
-            alive -= 1
-
-    predictor = vitkit.Predictor(lambda images: images.mean(dim=(2, 3)), PREPROCESS, batch_size=4)
-    images = (Counted("photos/1.png") for _ in range(200))
-    assert sum(1 for _ in predictor.stream(images)) == 200
-    assert most <= 3 * 4 + 1

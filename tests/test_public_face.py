@@ -134,7 +134,7 @@ def test_importing_is_silent_and_brings_no_heavy_library():
     code = (
         "import sys, vitkit, vitkit.models.presets\n"
         "vitkit.load\n"
-        "heavy = {'matplotlib', 'tensorboard', 'tyro', 'kornia', 'torchvision',\n"
+        "heavy = {'matplotlib', 'tensorboard', 'kornia', 'torchvision',\n"
         "         'huggingface_hub', 'torch._dynamo'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
@@ -203,14 +203,14 @@ class Fresh:
 @pytest.fixture(scope="module")
 def without_torch() -> Iterator[Fresh]:
     """Commands in forks of a process that knows how to read a command line, and no torch."""
-    fresh = Fresh("vitkit.cli", "tyro", "pydantic", "rich")
+    fresh = Fresh("vitkit.cli", "pydantic", "rich")
     yield fresh
     fresh.end()
 
 
 @pytest.fixture(scope="module")
 def with_torch() -> Iterator[Fresh]:
-    fresh = Fresh("vitkit.cli", "tyro", "pydantic", "rich", "torch")
+    fresh = Fresh("vitkit.cli", "pydantic", "rich", "torch")
     yield fresh
     fresh.end()
 

@@ -11,7 +11,6 @@ import torch
 from tiny_checkpoint import save_tiny
 
 import vitkit
-from vitkit.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("wrong_types_come_in")
 IMAGE = np.zeros((8, 8), np.uint8)
@@ -39,27 +38,33 @@ def checkpoint(path) -> vitkit.Checkpoint:
 @pytest.mark.parametrize("function", OF_MODELS)
 def test_a_function_of_models_says_how_to_get_one(path, checkpoint, function):
     for wrong in (path, checkpoint):
-        with pytest.raises(UserError, match=f"^{function} {TAKES_A_MODEL}{type(wrong).__name__}$"):
+        with pytest.raises(
+            vitkit.UserError, match=f"^{function} {TAKES_A_MODEL}{type(wrong).__name__}$"
+        ):
             OF_MODELS[function](wrong)
     OF_MODELS[function](checkpoint.model)
 
 
 def test_a_vit_is_made_of_a_spec(path):
     for wrong in (path, {"width": 64}):
-        with pytest.raises(UserError, match=r"^ViT takes a ViTSpec \(vitkit\.load takes a path\)"):
+        with pytest.raises(
+            vitkit.UserError, match=r"^ViT takes a ViTSpec \(vitkit\.load takes a path\)"
+        ):
             vitkit.ViT(wrong)
 
 
 def test_a_predictor_of_a_path_says_what_to_write(path, checkpoint, monkeypatch):
     monkeypatch.chdir(path.rpartition("/")[0])
     for wrong in ("m.safetensors", checkpoint):
-        with pytest.raises(UserError, match="takes a function from images to logits; ") as caught:
+        with pytest.raises(
+            vitkit.UserError, match="takes a function from images to logits; "
+        ) as caught:
             vitkit.Predictor(wrong)
         written = str(caught.value).rpartition("write ")[2]
         predictor = eval(written, {"vitkit": vitkit, "checkpoint": checkpoint})
         assert predictor([IMAGE])[0].label in ("a", "b")
     for further in ((), ("mean",)):
-        with pytest.raises(UserError, match=r"such as checkpoint\.preprocess, not a "):
+        with pytest.raises(vitkit.UserError, match=r"such as checkpoint\.preprocess, not a "):
             vitkit.Predictor(checkpoint.model, *further)
     vitkit.Predictor(checkpoint.model, checkpoint.preprocess)
 
@@ -67,7 +72,7 @@ def test_a_predictor_of_a_path_says_what_to_write(path, checkpoint, monkeypatch)
 @pytest.mark.parametrize("function", ["inspect", "load", "convert"])
 def test_what_reads_a_file_takes_no_object(checkpoint, tmp_path, function):
     further = {"out": tmp_path / "out", "to": "timm"} if function == "convert" else {}
-    with pytest.raises(UserError, match=f"a Checkpoint {IS_NO_PATH}; vitkit.save"):
+    with pytest.raises(vitkit.UserError, match=f"a Checkpoint {IS_NO_PATH}; vitkit.save"):
         getattr(vitkit, function)(checkpoint, **further)
 
 
@@ -83,12 +88,12 @@ def test_what_reads_a_file_takes_no_object(checkpoint, tmp_path, function):
     ],
 )
 def test_other_objects_are_named_with_what_is_expected(path, checkpoint, call, message):
-    with pytest.raises(UserError, match=re.escape(message).replace("PATH", re.escape(path))):
+    with pytest.raises(vitkit.UserError, match=re.escape(message).replace("PATH", re.escape(path))):
         call(checkpoint, path)
 
 
 def test_a_mistyped_or_a_short_name_of_a_model_is_answered_with_the_nearest_ones():
-    with pytest.raises(UserError, match="did you mean 'vit_tiny_patch16_224' or "):
+    with pytest.raises(vitkit.UserError, match="did you mean 'vit_tiny_patch16_224' or "):
         vitkit.create_model("vit_tny")
-    with pytest.raises(UserError, match="did you mean 'vit_small_patch14_dinov2' or "):
+    with pytest.raises(vitkit.UserError, match="did you mean 'vit_small_patch14_dinov2' or "):
         vitkit.create_model("dinov2")

@@ -62,13 +62,13 @@ if TYPE_CHECKING:
     from vitkit.plots.confusion import plot_attention as plot_attention
     from vitkit.prediction.explain_image import animate_explanation as animate_explanation
     from vitkit.prediction.explain_image import explain as explain
+    from vitkit.prediction.explain_image import explain_model as explain_model
     from vitkit.prediction.explain_image import faithfulness_report as faithfulness_report
     from vitkit.prediction.explain_image import plot_attention_sheet as plot_attention_sheet
-    from vitkit.prediction.features import embed as embed
     from vitkit.prediction.find import find_images as find_images
-    from vitkit.prediction.model_measurement import explain_model as explain_model
     from vitkit.prediction.predictor import Prediction as Prediction
     from vitkit.prediction.predictor import Predictor as Predictor
+    from vitkit.prediction.predictor import embed as embed
     from vitkit.reporting.report import report as report
     from vitkit.spec import Preprocess as Preprocess
     from vitkit.spec import ViTSpec as ViTSpec
@@ -168,15 +168,15 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "vitkit.prediction.explain_image": (
         "animate_explanation",
         "explain",
+        "explain_model",
         "faithfulness_report",
         "plot_attention_sheet",
     ),
-    "vitkit.prediction.features": ("embed",),
     "vitkit.prediction.find": ("find_images",),
-    "vitkit.prediction.model_measurement": ("explain_model",),
     "vitkit.prediction.predictor": (
         "Prediction",
         "Predictor",
+        "embed",
     ),
     "vitkit.reporting.report": ("report",),
     "vitkit.spec": (

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import os
+import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import textwrap
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -180,6 +182,80 @@ def csv_separator(header: str) -> str:
     ';'
     """
     return max(SEPARATORS, key=header.count)
+
+
+# Text that fits the terminal: tables and long lines are folded where they are too wide, never cut.
+#
+# Where the output is no terminal, rows and sentences stay on one line each, for `grep` and
+# programs.
+
+FEWEST_COLUMNS = 40
+"""Columns that text is written for, however narrow the terminal is; it breaks longer lines."""
+
+
+def terminal_width() -> int | None:
+    """Return the columns of the terminal that standard output goes to; None if it is none.
+
+    `TTY_COMPATIBLE=1` counts as one, as the library rich has it.
+    """
+    if sys.stdout.isatty() or os.environ.get("TTY_COMPATIBLE") == "1":
+        return max(shutil.get_terminal_size().columns, FEWEST_COLUMNS)
+    return None
+
+
+def format_table(
+    rows: Sequence[Sequence[str]], width: int | None = None, *, right: Collection[int] = ()
+) -> str:
+    """Format rows as lines, their columns two spaces apart; all rows have as many cells.
+
+    >>> print(format_table([["split", "images"], ["train", "60"]], right=[1]), end="")
+    split  images
+    train      60
+
+    Args:
+        rows: rows of cells.
+        width: columns of the terminal; in wider tables the first cell of a row has its own line,
+            and the others follow below, folded. None: a row is one line.
+        right: numbers of the columns that are aligned on the right.
+    """
+    from rich.cells import cell_len  # Chinese characters, among others, take two columns
+
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = []
+        for number, (cell, column) in enumerate(zip(row, widths, strict=True)):
+            space = " " * (column - cell_len(cell))
+            cells.append(space + cell if number in right else cell + space)
+        lines.append("  ".join(cells).rstrip())  # no trailing spaces, for diff and grep
+    if width is not None and max(map(cell_len, lines), default=0) > width:
+        others = format_table([row[1:] for row in rows], right={number - 1 for number in right})
+        lines = [
+            f"{row[0]}\n{fold(f'  {line}', width)}"
+            for row, line in zip(rows, others.splitlines(), strict=True)
+        ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def fold(text: str, width: int | None) -> str:
+    """Break lines between words where they are wider than the terminal, with deeper indent.
+
+    Args:
+        text: one or more lines.
+        width: columns of the terminal; None leaves the text as it is.
+    """
+    if width is None:
+        return text
+    lines = []
+    for line in text.split("\n"):
+        if len(line) <= width:
+            lines.append(line)
+            continue
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        lines += textwrap.wrap(
+            line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+    return "\n".join(lines)
 
 
 # Progress bars on standard error (training has its own, in `training/monitoring/run_log.py`).

@@ -11,80 +11,63 @@ from typing import Any
 from vitkit.errors import SettingError, SpecError
 from vitkit.messages import did_you_mean
 
-DROPOUTS = ("attention_dropout", "projection_dropout", "mlp_dropout")
-KEYWORDS: dict[str, tuple[str, ...]] = {
-    "dim": ("width",),
-    "d_model": ("width",),
-    "emb_dim": ("width",),
-    "emb_size": ("width",),
-    "embed_size": ("width",),
-    "embedding_dim": ("width",),
-    "hidden_d": ("width",),
-    "hidden_dim": ("width",),
-    "hidden_size": ("width",),
-    "latent_size": ("width",),
-    "n_blocks": ("depth",),
-    "n_layers": ("depth",),
-    "num_blocks": ("depth",),
-    "num_layers": ("depth",),
-    "num_hidden_layers": ("depth",),
-    "num_transformer_layers": ("depth",),
-    "heads": ("num_heads",),
-    "n_heads": ("num_heads",),
-    "nhead": ("num_heads",),
-    "num_attention_heads": ("num_heads",),
-    "dim_head": ("head_width",),
-    "head_dim": ("head_width",),
-    "dim_feedforward": ("mlp_width",),
-    "ff_dim": ("mlp_width",),
-    "intermediate_size": ("mlp_width",),
-    "mlp_dim": ("mlp_width",),
-    "mlp_size": ("mlp_width",),
-    "channels": ("in_channels",),
-    "n_channels": ("in_channels",),
-    "num_channels": ("in_channels",),
-    "input_size": ("image_size",),
-    "n_classes": ("num_classes",),
-    "num_labels": ("num_classes",),
-    "hidden_act": ("activation",),
-    "layer_norm_eps": ("norm_eps",),
-    "pool": ("pooling",),
-    "emb_dropout": ("position_dropout",),
-    "embedding_dropout": ("position_dropout",),
-    "attn_dropout": ("attention_dropout",),
-    "attention_probs_dropout_prob": ("attention_dropout",),
-    "dropout": DROPOUTS,
-    "hidden_dropout_prob": ("position_dropout", "projection_dropout", "mlp_dropout"),
-}
+
+def _by_name(table: Mapping[str, str]) -> dict[str, str]:
+    """Return each of the names -> what they stand for, of a table of the opposite."""
+    return {name: ours for ours, names in table.items() for name in names.split()}
+
+
+def _fields(table: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    return {name: tuple(ours.split()) for name, ours in _by_name(table).items()}
+
+
+KEYWORDS = _fields(
+    {
+        "width": "dim d_model emb_dim emb_size embed_size embedding_dim hidden_d hidden_dim "
+        "hidden_size latent_size",
+        "depth": "n_blocks n_layers num_blocks num_layers num_hidden_layers num_transformer_layers",
+        "num_heads": "heads n_heads nhead num_attention_heads",
+        "head_width": "dim_head head_dim",
+        "mlp_width": "dim_feedforward ff_dim intermediate_size mlp_dim mlp_size",
+        "in_channels": "channels n_channels num_channels",
+        "image_size": "input_size",
+        "num_classes": "n_classes num_labels",
+        "activation": "hidden_act",
+        "norm_eps": "layer_norm_eps",
+        "pooling": "pool",
+        "position_dropout": "emb_dropout embedding_dropout",
+        "attention_dropout": "attn_dropout attention_probs_dropout_prob",
+        "attention_dropout projection_dropout mlp_dropout": "dropout",
+        "position_dropout projection_dropout mlp_dropout": "hidden_dropout_prob",
+    }
+)
 """Keyword -> the fields of `ViTSpec` that take its value. `dropout` is that of vit-pytorch and of
 torch's `TransformerEncoderLayer`: on attention weights, after the projection, and in the MLP."""
 
-TIMM_KEYWORDS: dict[str, tuple[str, ...]] = {
-    "img_size": ("image_size",),
-    "in_chans": ("in_channels",),
-    "embed_dim": ("width",),
-    "mlp_ratio": ("mlp_width",),
-    "global_pool": ("pooling",),
-    "pool_include_prefix": ("pooling",),
-    "fc_norm": ("norm_before_pool",),
-    "use_fc_norm": ("norm_before_pool",),
-    "reg_tokens": ("num_registers",),
-    "num_reg_tokens": ("num_registers",),
-    "no_embed_class": ("positions_cover_prefix",),
-    "pos_embed": ("positions",),
-    "pre_norm": ("embedding_norm",),
-    "use_pre_transformer_norm": ("embedding_norm",),
-    "init_values": ("layer_scale",),
-    "act_layer": ("activation",),
-    "norm_layer": ("norm",),
-    "weight_init": ("initialisation",),
-    "drop_rate": ("head_dropout",),
-    "pos_drop_rate": ("position_dropout",),
-    "patch_drop_rate": ("patch_dropout",),
-    "proj_drop_rate": ("projection_dropout", "mlp_dropout"),
-    "attn_drop_rate": ("attention_dropout",),
-    "drop_path_rate": ("drop_path",),
-}
+TIMM_KEYWORDS = _fields(
+    {
+        "image_size": "img_size",
+        "in_channels": "in_chans",
+        "width": "embed_dim",
+        "mlp_width": "mlp_ratio",
+        "pooling": "global_pool pool_include_prefix",
+        "norm_before_pool": "fc_norm use_fc_norm",
+        "num_registers": "reg_tokens num_reg_tokens",
+        "positions_cover_prefix": "no_embed_class",
+        "positions": "pos_embed",
+        "embedding_norm": "pre_norm use_pre_transformer_norm",
+        "layer_scale": "init_values",
+        "activation": "act_layer",
+        "norm": "norm_layer",
+        "initialisation": "weight_init",
+        "head_dropout": "drop_rate",
+        "position_dropout": "pos_drop_rate",
+        "patch_dropout": "patch_drop_rate",
+        "projection_dropout mlp_dropout": "proj_drop_rate",
+        "attention_dropout": "attn_drop_rate",
+        "drop_path": "drop_path_rate",
+    }
+)
 """timm's keyword -> the fields that it decides (timm 1.0.31, models/vision_transformer.py's
 `VisionTransformer` and models/eva.py's `Eva`). Keywords with the same name in both, such as
 `depth`, `num_heads`, `patch_size` and `class_token`, are not listed."""
@@ -110,61 +93,43 @@ _ALWAYS: dict[str, Any] = {
 }
 """Keyword without a field -> its only possible value."""
 
-TRANSFORMER: dict[str, str] = {
-    "dim": "width",
-    "d_model": "width",
-    "dim_model": "width",
-    "embedding_dim": "width",
-    "heads": "num_heads",
-    "nhead": "num_heads",
-    "n_heads": "num_heads",
-    "num_encoder_layers": "encoder_depth",
-    "num_decoder_layers": "decoder_depth",
-    "dim_feedforward": "mlp_width",
-    "layer_norm_eps": "norm_eps",
-    "src_vocab_size": "source_vocabulary",
-    "tgt_vocab_size": "target_vocabulary",
-}
+TRANSFORMER = _by_name(
+    {
+        "width": "dim d_model dim_model embedding_dim",
+        "num_heads": "heads nhead n_heads",
+        "encoder_depth": "num_encoder_layers",
+        "decoder_depth": "num_decoder_layers",
+        "mlp_width": "dim_feedforward",
+        "norm_eps": "layer_norm_eps",
+        "source_vocabulary": "src_vocab_size",
+        "target_vocabulary": "tgt_vocab_size",
+    }
+)
 """Keyword of a Transformer elsewhere -> the argument of `vitkit.Transformer`."""
 
-CLASSES: dict[str, str] = {
-    "VisionTransformer": "ViT",
-    "SimpleViT": 'ViT(positions="sincos_2d", pooling="mean", class_token=False)',
-    "ViTForImageClassification": "ViT",
-    "ViTModel": "ViT(num_classes=0)",
-    "ViTConfig": "ViTSpec",
-    "DistillableViT": "ViT(distillation_token=True)",
-    "TransformerEncoder": "Encoder",
-    "TransformerEncoderBlock": "EncoderBlock",
-    "TransformerEncoderLayer": "EncoderBlock",
-    "TransformerBlock": "EncoderBlock",
-    "EncoderLayer": "EncoderBlock",
-    "Block": "EncoderBlock",
-    "Residual": "EncoderBlock",
-    "MSA": "MultiHeadSelfAttention",
-    "Attention": "MultiHeadSelfAttention",
-    "AttentionHead": "MultiHeadSelfAttention",
-    "SelfAttention": "MultiHeadSelfAttention",
-    "VisionAttention": "MultiHeadSelfAttention",
-    "MultiHeadAttention": "MultiHeadSelfAttention or CrossAttention",
-    "MultiheadAttention": "MultiHeadSelfAttention or CrossAttention",
-    "MultiheadSelfAttentionBlock": "MultiHeadSelfAttention",
-    "FeedForward": "MLP",
-    "MLPBlock": "MLP",
-    "Mlp": "MLP",
-    "feed_forward": "MLP",
-    "Embeddings": "PatchEmbedding",
-    "PatchEmbed": "PatchEmbedding",
-    "TransformerDecoder": "Transformer",
-    "TransformerDecoderLayer": "Transformer",
-    "position_encoding": "models.positions.sincos_1d",
-    "get_positional_embeddings": "models.positions.sincos_1d",
-    "PositionalEncoding": "models.positions.sincos_1d",
-    "patchify": "models.embedding.patchify",
-    "vit_b16": 'create_model("vit_base_patch16_224")',
-    "vit_b_16": 'create_model("vit_base_patch16_224")',
-    "vit_tiny": 'create_model("vit_cifar_patch4_32")',
-}
+CLASSES = _by_name(
+    {
+        "ViT": "VisionTransformer ViTForImageClassification",
+        'ViT(positions="sincos_2d", pooling="mean", class_token=False)': "SimpleViT",
+        "ViT(num_classes=0)": "ViTModel",
+        "ViTSpec": "ViTConfig",
+        "ViT(distillation_token=True)": "DistillableViT",
+        "Encoder": "TransformerEncoder",
+        "EncoderBlock": "TransformerEncoderBlock TransformerEncoderLayer TransformerBlock "
+        "EncoderLayer Block Residual",
+        "MultiHeadSelfAttention": "MSA Attention AttentionHead SelfAttention VisionAttention "
+        "MultiheadSelfAttentionBlock",
+        "MultiHeadSelfAttention or CrossAttention": "MultiHeadAttention MultiheadAttention",
+        "MLP": "FeedForward MLPBlock Mlp feed_forward",
+        "PatchEmbedding": "Embeddings PatchEmbed",
+        "Transformer": "TransformerDecoder TransformerDecoderLayer",
+        "models.positions.sincos_1d": "position_encoding get_positional_embeddings "
+        "PositionalEncoding",
+        "models.embedding.patchify": "patchify",
+        'create_model("vit_base_patch16_224")': "vit_b16 vit_b_16",
+        'create_model("vit_cifar_patch4_32")': "vit_tiny",
+    }
+)
 """Class or function elsewhere -> what to write after `vitkit.`."""
 
 AMBIGUOUS: dict[str, str] = {
@@ -383,17 +348,19 @@ def _pooling_fields(
     return decided
 
 
-_FORMATS: Mapping[str, tuple[str, ...]] = {
-    "huggingface": ("hf", "hub", "hugging_face", "huggingface_hub", "transformers"),
-    "timm": ("pytorch_image_models", "rwightman"),
-    "torchvision": ("tv",),
-    "google": ("augreg", "big_vision", "flax", "jax", "npz", "vision_transformer"),
-    "deit": ("facebook", "meta"),
-    "dinov2": ("dino",),
-    "lucidrains": ("vit_pytorch",),
-    "vitkit": ("bin", "native", "pt", "pth", "pytorch", "safetensors", "torch"),
-}
-"""Format -> words for it, in lower case, with _ for hyphens and spaces."""
+_FORMATS = _by_name(
+    {
+        "huggingface": "huggingface hf hub hugging_face huggingface_hub transformers",
+        "timm": "timm pytorch_image_models rwightman",
+        "torchvision": "torchvision tv",
+        "google": "google augreg big_vision flax jax npz vision_transformer",
+        "deit": "deit facebook meta",
+        "dinov2": "dinov2 dino",
+        "lucidrains": "lucidrains vit_pytorch",
+        "vitkit": "vitkit bin native pt pth pytorch safetensors torch",
+    }
+)
+"""Word for a format, in lower case, with _ for hyphens and spaces -> the format."""
 _EXPORTS = ("coreml", "onnx", "openvino", "tensorrt", "tflite", "torchscript")
 """Formats of programs, not of weights."""
 
@@ -414,8 +381,7 @@ def answer_to(word: str) -> str:
         return f"; export a model to {word} from Python, as torch does: vitkit.load(FILE).model"
     if plain == "dinov3":
         return "; DINOv3's models are written by --to timm"
-    for name, words in _FORMATS.items():
-        if plain == name or plain in words:
-            end = ", which writes one .safetensors file" if name == "vitkit" else ""
-            return f"; pass --to {name}{end}"
-    return ""
+    if plain not in _FORMATS:
+        return ""
+    end = ", which writes one .safetensors file" if _FORMATS[plain] == "vitkit" else ""
+    return f"; pass --to {_FORMATS[plain]}{end}"

@@ -23,6 +23,8 @@ FAST = (
 FILES = {
     "badkey.yaml": "epochs: 1\nlearningrate: 1e-3\n",
     "badsyntax.yaml": "epochs: 1\nlr: [1\n",
+    "badspec.yaml": "spec: 3\n",
+    "fiverecipe.yaml": "recipe: 5\n",
     "badtype.yaml": "epochs: many\n",
     "badlist.yaml": "- epochs\n",
     "tab.yaml": "\tepochs: 1\n",

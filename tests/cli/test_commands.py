@@ -7,7 +7,6 @@ import json
 import os
 import re
 import resource
-import shlex
 import shutil
 import signal
 import subprocess
@@ -80,13 +79,6 @@ def test_predict_plain_json_and_csv_agree(run, best, tmp_path, capsys):
     assert rows[3]["label"] == parsed[1]["label"]
 
 
-def test_predict_takes_a_folder(run, best, tmp_path, capsys):
-    for image in run.glob("image-*.png"):
-        shutil.copy(image, tmp_path)
-    assert cli.run(["predict", best, str(tmp_path)]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 3
-
-
 def test_broken_images_are_named_and_the_others_predicted(run, best, tmp_path, capsys):
     for number in range(3):
         shutil.copy(run / f"image-{number}.png", tmp_path)
@@ -133,89 +125,6 @@ def test_broken_images_are_named_and_the_others_predicted(run, best, tmp_path, c
         assert (out, err.splitlines()[-1]) == (
             "", "vitkit: none of the images could be used; the reasons are above")  # fmt: skip
     assert (table.read_text(), features.read_bytes()) == (before, features_before)
-
-
-def test_a_csv_is_written_though_the_reader_of_the_json_leaves(run, best, tmp_path):
-    for number in range(600):
-        (tmp_path / f"{number}.png").hardlink_to(run / "image-0.png")
-    table = tmp_path / "rows.csv"
-    command = [sys.executable, "-m", "vitkit", "predict", best, str(tmp_path), "--json", "--csv"]
-    with subprocess.Popen(
-        [*command, str(table)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.close()
-        errors = process.stderr.read()
-    assert (process.returncode, errors.decode()) == (0, f"wrote {table}: 600 images\n")
-    assert len(table.read_text().splitlines()) == 1 + 600 * 5
-
-
-def test_explanations_are_written_though_the_reader_of_the_lines_leaves(run, best, tmp_path):
-    for number in range(3):
-        (tmp_path / f"{number}.png").hardlink_to(run / "image-0.png")
-    command = [
-        sys.executable,
-        "-m",
-        "vitkit",
-        "explain",
-        best,
-        str(tmp_path),
-        "--method",
-        "rollout",
-    ]
-    output = tmp_path / "maps"
-    with subprocess.Popen(
-        [*command, "--output", str(output)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.close()
-        errors = process.stderr.read()
-    assert (process.returncode, errors) == (0, b"")
-    assert sorted(path.name for path in output.iterdir()) == ["0.png", "1.png", "2.png"]
-
-
-def test_a_folder_that_cannot_be_listed_is_refused(best, tmp_path, capsys, monkeypatch):
-    (tmp_path / "shut").mkdir()
-    scandir = os.scandir
-
-    def refusing(path):
-        if Path(path).name == "shut":
-            raise PermissionError(13, "Permission denied")
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refusing)
-    assert cli.run(["predict", best, str(tmp_path)]) == 2
-    assert "shut: cannot be listed: Permission denied" in capsys.readouterr().err
-
-
-def test_explain_writes_a_png_an_image(run, best, tmp_path, capsys):
-    same_name = tmp_path / "image-0.png"
-    same_name.write_bytes((run / "image-0.png").read_bytes())
-    out = tmp_path / "out"
-    arguments = ["explain", best, str(run / "image-0.png"), str(same_name), "--output", str(out)]
-    assert cli.run(arguments) == 0
-    shared = os.path.commonpath([run, tmp_path])
-    # in folders like those of the images
-    places = [out / folder.relative_to(shared) / "image-0.png" for folder in (run, tmp_path)]
-    assert sorted(out.rglob("*.png")) == sorted(places)
-    with Image.open(places[0]) as image:
-        assert image.width > 1.5 * image.height > 1.5 * 224  # the image beside its overlay
-
-
-def test_embed_writes_features_with_names(run, best, tmp_path):
-    out = tmp_path / "features.npz"
-    images = [str(run / f"image-{n}.png") for n in range(3)]
-    assert cli.run(["embed", best, *images, "--out", str(out)]) == 0
-    stored = np.load(out)
-    assert stored["features"].shape == (3, 32)
-    assert stored["images"].tolist() == images
-    model = vitkit.load(best)
-    logits = vitkit.Predictor.from_checkpoint(model).logits(images).numpy()
-    head = model.model.head
-    again = stored["features"] @ head.weight.detach().numpy().T + head.bias.detach().numpy()
-    np.testing.assert_allclose(again, logits, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -291,8 +200,6 @@ def test_yaml_sits_between_a_recipe_and_the_flags(tmp_path):
         str(output),
     ]
     assert cli.run([*arguments, "--spec.patch-size", "2"]) == 0
-    from vitkit.training.config.merging import read_yaml
-
     stored = read_yaml(output / "config.yaml")
     assert (stored["lr"], stored["batch_size"]) == (4e-3, 64)
     spec = stored["spec"]
@@ -316,24 +223,6 @@ def test_ctrl_c_and_sigterm_save_and_say_how_to_go_on(tmp_path, signum, code):
     assert not list(output.glob("state/.tmp*"))
 
 
-def test_ctrl_c_twice_leaves_at_once_and_names_the_state(tmp_path):
-    output = tmp_path / "run"
-    endless = [flag if flag != "2" else "500" for flag in TRAIN]
-    with forked(["train", "digits", "--output", str(output), *endless], tmp_path) as child:
-        wait_until(lambda: child.poll() is not None or list(output.glob("state/step-*")))
-        for _ in range(2):
-            child.send_signal(signal.SIGINT)
-        assert child.wait() == 130
-    message = child.stderr
-    assert message.startswith("vitkit: stopped at ")  # once, or a step where the first was handled
-    assert f"resume with: vitkit train --resume {output}\n" in message
-    assert message.count("\n") == 1
-    assert cli.run(["train", "--resume", str(output), "--max-steps", "1", "--epochs", "2"]) in (
-        0,
-        2,
-    )
-
-
 def test_a_reader_that_leaves_early_is_no_error():
     child = subprocess.Popen(
         [sys.executable, "-m", "vitkit", "models"],
@@ -346,15 +235,6 @@ def test_a_reader_that_leaves_early_is_no_error():
     with child.stderr:
         assert child.stderr.read() == ""
     assert child.wait() == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "code"), [("trian 2>&-", 2), ("--version >&-", 0), ("models >&-", 0)]
-)
-def test_streams_that_the_shell_has_closed(words, code):
-    command = f"exec {shlex.quote(sys.executable)} -m vitkit {words}"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (code, b"", b"")
 
 
 def test_training_in_a_file_prints_plain_lines(tmp_path):

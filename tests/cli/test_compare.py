@@ -15,7 +15,6 @@ from sklearn.metrics import balanced_accuracy_score, confusion_matrix
 
 import vitkit
 from vitkit import cli
-from vitkit.errors import DataError, OutputError, SettingError
 from vitkit.evaluation.intervals import mcnemar
 
 CLASSES = ("ant", "bee", "cat")
@@ -116,7 +115,7 @@ def test_one_seed_is_one_run_and_a_run_is_no_other(saved, images):
     assert vitkit.compare(best, last, device="cpu").repeats == ()
     (group,) = vitkit.compare(best, last, other, device="cpu").repeats
     assert group.names == (best, other)
-    with pytest.raises(SettingError, match="expected two or more different checkpoints"):
+    with pytest.raises(vitkit.SettingError, match="expected two or more different checkpoints"):
         vitkit.compare(best, f"{Path(best).parent}/./{Path(best).name}", device="cpu")
 
 
@@ -168,20 +167,20 @@ def test_a_run_far_better_than_another_is_called_better(saved, images):
 
 def test_what_cannot_be_compared_is_named(saved, images, tmp_path):
     first, second = saved(0), saved(1)
-    with pytest.raises(SettingError, match="two or more different"):
+    with pytest.raises(vitkit.SettingError, match="two or more different"):
         vitkit.compare(first, first)
-    with pytest.raises(SettingError, match="two or more different"):
+    with pytest.raises(vitkit.SettingError, match="two or more different"):
         vitkit.compare(first)
-    with pytest.raises(OutputError, match=r"--report is empty; pass a path"):
+    with pytest.raises(vitkit.OutputError, match=r"--report is empty; pass a path"):
         vitkit.compare(first, second, data="digits", report="")
-    with pytest.raises(SettingError, match="name the data to compare on with --data"):
+    with pytest.raises(vitkit.SettingError, match="name the data to compare on with --data"):
         vitkit.compare(first, saved(0, recipe={"data": "digits"}))
     four = saved(0, classes=(*CLASSES, "dog"))
-    with pytest.raises(DataError, match="different classes: only one of them has dog"):
+    with pytest.raises(vitkit.DataError, match="different classes: only one of them has dog"):
         vitkit.compare(first, four, device="cpu")
     write_images(tmp_path / "flat", 10, 3)
     changed = saved(0, data={"fingerprint": "0" * 64})
-    with pytest.raises(DataError, match="differ from those the checkpoint was trained on"):
+    with pytest.raises(vitkit.DataError, match="differ from those the checkpoint was trained on"):
         vitkit.compare(second, changed, data=tmp_path / "flat", device="cpu")
 
 
@@ -268,17 +267,19 @@ def test_eval_prints_a_table_and_writes_files(saved, images, tmp_path, capsys):
 
 def test_a_checkpoint_that_records_no_data_is_named(saved):
     known, unknown = saved(0), saved(1, recipe={})
-    with pytest.raises(SettingError, match=f"^{unknown} does not record which data it was"):
+    with pytest.raises(vitkit.SettingError, match=f"^{unknown} does not record which data it was"):
         vitkit.compare(known, unknown)
     other = saved(2, recipe={"data": "digits"})
-    with pytest.raises(SettingError, match=f"trained on different data .*{other} on digits"):
+    with pytest.raises(vitkit.SettingError, match=f"trained on different data .*{other} on digits"):
         vitkit.compare(known, other)
 
 
 def test_of_other_data_the_classes_are_the_first_problem(saved, tmp_path):
     write_images(tmp_path, 4, 7)
     trained = {"data": {"fingerprint": "of other images"}}
-    with pytest.raises(DataError, match="has no test folder"):
+    with pytest.raises(vitkit.DataError, match="has no test folder"):
         vitkit.evaluate(saved(3, **trained), tmp_path)
-    with pytest.raises(DataError, match="classes that the checkpoint lacks: ant, bee, cat; it"):
+    with pytest.raises(
+        vitkit.DataError, match="classes that the checkpoint lacks: ant, bee, cat; it"
+    ):
         vitkit.evaluate(saved(3, ("x", "y", "z"), **trained), tmp_path)

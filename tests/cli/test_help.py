@@ -8,9 +8,7 @@ import os
 import re
 import shlex
 import subprocess
-from importlib import import_module
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -20,15 +18,10 @@ from tiny_checkpoint import save_tiny
 
 import vitkit
 from vitkit import cli
-from vitkit.cli.arguments import command_of
-from vitkit.cli.convert import FormatName
-from vitkit.cli.explain import MethodName
-from vitkit.cli.parsing import read_flags
-from vitkit.cli.train import OF_THE_VERB
-from vitkit.errors import SettingError
+from vitkit.cli.arguments import parse
 from vitkit.explaining.methods import METHODS
 from vitkit.training.config.merging import programs
-from vitkit.training.config.train_config import SECTIONS, TrainConfig
+from vitkit.training.config.train_config import SECTIONS
 from vitkit.weights.catalogue import catalogue
 
 
@@ -58,7 +51,7 @@ def test_help_names_arguments_and_fits_80_columns(verb, monkeypatch, capsys):
 
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_every_argument_is_explained_in_its_own_entry(verb):
-    command = command_of(verb, import_module(f"vitkit.cli.{verb}"), [])
+    command = cli.command_of(verb)
     names = {argument.name for argument in command.arguments}
     for argument in command.arguments:
         assert argument.help, argument.name
@@ -68,14 +61,13 @@ def test_every_argument_is_explained_in_its_own_entry(verb):
 
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_every_verb_has_three_examples_that_can_be_parsed(verb):
-    module = import_module(f"vitkit.cli.{verb}")
-    command = command_of(verb, module, [])
+    command = cli.command_of(verb)
     assert len(command.examples) >= 3
     for example in command.examples:
         _, _, words = example.partition(f"vitkit {verb}")
         words = words.partition("  #")[0]
         if verb != "completion":  # there the shell's own signs follow
-            read_flags(command, shlex.split(words))
+            parse(command, shlex.split(words))
 
 
 @pytest.mark.parametrize(
@@ -138,8 +130,13 @@ def test_a_recipe_decides_the_defaults_of_the_help(capsys):
 
 
 def test_choices_written_out_are_those_that_exist():
-    assert set(get_args(FormatName)) == vitkit.formats()
-    assert set(get_args(MethodName)) == {*METHODS, "all"}
+    choices = {
+        argument.name: set(argument.choices)
+        for verb in ("convert", "explain")
+        for argument in cli.command_of(verb).arguments
+    }
+    assert choices["to"] == vitkit.formats()
+    assert choices["method"] == {*METHODS, "all"}
 
 
 def test_help_of_help_is_the_list_of_verbs(capsys):
@@ -171,7 +168,7 @@ def test_help_of_an_unknown_verb_names_the_nearest(capsys):
 
 @pytest.mark.parametrize("program", programs())
 def test_words_of_other_programs_stand_for_settings_that_exist(program):
-    known = {field.name for field in dataclasses.fields(TrainConfig)}
+    known = {field.name for field in dataclasses.fields(vitkit.TrainConfig)}
     known |= {f"spec.{field.name}" for field in dataclasses.fields(vitkit.ViTSpec)}
     known |= {"top_k", "to", "faithfulness"}  # flags of other verbs
     for word, meaning in programs()[program].items():
@@ -188,7 +185,7 @@ def test_words_of_other_programs_stand_for_settings_that_exist(program):
      ("hidden_size", "'spec.width'"), ("BatchSize", "'batch_size'")],
 )  # fmt: skip
 def test_python_and_recipes_answer_other_programs_words_too(word, ours, tmp_path, capsys):
-    with pytest.raises(SettingError, match=f"no setting '{word}'; vitkit calls it {ours}"):
+    with pytest.raises(vitkit.SettingError, match=f"no setting '{word}'; vitkit calls it {ours}"):
         vitkit.train("digits", **{word: 1})
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(f"seed: 1\n{word}: 1\n")
@@ -215,7 +212,7 @@ def test_bash_completes_verbs_flags_and_choices(tmp_path, capsys):
     script = tmp_path / "vitkit.bash"
     script.write_text(capsys.readouterr().out)
     assert set(cli.VERBS) <= completions(script, "")
-    for flag in OF_THE_VERB:  # no settings of a run
+    for flag in ("prove_resume", "show_batch"):  # no settings of a run
         assert completions(script, "train", f"--{flag.partition('_')[0]}-") == {
             f"--{flag.replace('_', '-')}"
         }

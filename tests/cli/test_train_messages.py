@@ -102,29 +102,6 @@ def test_other_data_of_a_resumed_run_are_named(place, capsys):
     assert "restore them" in text
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("photos --mean 0.2 0.2", "--mean 0.2 0.2: expected 1 or 3 values, got 2"),
-        ("photos --std 1 1 1 1", "--std 1 1 1 1: expected 1 or 3 values, got 4"),
-        ("photos --model vit_tin", "no model 'vit_tin' (did you mean 'vit_tiny_patch16_224' or"),
-        ("photos --model vit_tiny", "no model 'vit_tiny'; write 'vit_cifar_patch4_32' for"),
-        (
-            "photos --show-batch --auto",
-            "--show-batch draws the augmented images of a single run; leave out --auto",
-        ),
-        (
-            "photos --show-batch --prove-resume",
-            "--show-batch and --prove-resume cannot be combined",
-        ),
-    ],
-)
-def test_mistakes_are_one_line_that_says_how_to_mend_them(place, words, message):
-    text = _error(words.split())
-    assert message in text
-    assert text.count("\n") == 1
-
-
 def _error(words: list[str]) -> str:
     with pytest.MonkeyPatch.context() as patch:
         written: list[str] = []

@@ -1,9 +1,10 @@
-"""The command `vitkit`: one verb per file, parsing and printing only.
+"""The command `vitkit`: each verb is a function, read and called by what its signature says.
 
 `vitkit/errors.py` has the exit codes with their meanings.
 
-A new verb is a file with a function `run(arguments)` and a line of `VERBS`. Nothing here may import
-torch: `vitkit --help` must not wait for it.
+A new verb is a function `VERB_command` in a module `VERB` (or in that of `HOMES`), with `EXAMPLES`
+beside it, and a line of `VERBS`. Nothing here may import torch: `vitkit --help` must not wait for
+it.
 """
 
 from __future__ import annotations
@@ -13,25 +14,18 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import vitkit
-from vitkit.errors import (
-    DONE,
-    FAULT,
-    USER_ERROR,
-    Interrupted,
-    SettingError,
-    VitkitError,
-    exit_code,
-    of_signal,
-)
+from vitkit.errors import DONE, FAULT, USER_ERROR, SettingError, VitkitError, exit_code, of_signal
 from vitkit.messages import did_you_mean, discard_stdout
-from vitkit.process import (
-    keep_freed_memory,
-    shorten_spinning,
-)
+from vitkit.process import keep_freed_memory, shorten_spinning
+
+if TYPE_CHECKING:
+    from vitkit.cli.arguments import Command
 
 VERBS = {
     "check": "find problems in your images before you train on them",
@@ -51,6 +45,14 @@ VERBS = {
     "completion": "print the script that completes commands in your shell",
 }
 """Verb -> its line of `vitkit --help`."""
+HOMES = {
+    "completion": "help",
+    "embed": "predict",
+    "inspect": "convert",
+    "report": "compare",
+    "summary": "models",
+}
+"""Verb -> the module that has it, where that has another name."""
 MOVED_VERBS = {
     "bench": "`python benchmarks/versus MODEL` in a checkout of the repository",
 }
@@ -67,19 +69,17 @@ EXAMPLES = """examples:
   vitkit models 'vit_small*' --pretrained"""
 
 
-def main() -> None:
-    """Run the command line and exit with its code."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the shell (`>&-`)
-            null = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
-            setattr(sys, name, null)
+def main(words: list[str] | None = None) -> None:
+    """Run the command line and exit with its code.
+
+    Args:
+        words: the words after `vitkit`; default those of this process.
+    """
+    words = sys.argv[1:] if words is None else words
     shorten_spinning(os.environ)  # read when torch loads OpenMP
-    if sys.argv[1:2] and sys.argv[1] in KEEP_MEMORY:
+    if words[:1] and words[0] in KEEP_MEMORY:
         keep_freed_memory()
-    try:
-        code = run(sys.argv[1:])
-    except KeyboardInterrupt:  # a second Ctrl-C, while the first was reported
-        code = of_signal(signal.SIGINT)
+    code = run(words)
     sys.exit(code)
 
 
@@ -98,42 +98,41 @@ def run(arguments: list[str]) -> int:
     except VitkitError as error:
         _print_error(str(error), debug=debug)
         return exit_code(error)
-    except KeyboardInterrupt as error:
-        _print_error(_interruption(verb, error))
-        return of_signal(signal.SIGINT)
     except BrokenPipeError:  # the reader closed the pipe (`| head`)
         discard_stdout()
-        return DONE
-    except Exception as error:  # noqa: BLE001 - a full disk or memory, or a bug of vitkit
-        return _report_other(error, verb, debug=debug)
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - full memory, or a bug
+        code, message = _described(error, verb)
+        _print_error(message, debug=debug)
+        return code
     return DONE
 
 
-def _report_other(error: Exception, verb: str, *, debug: bool) -> int:
-    """Print an error that was not raised on purpose, and return the exit code."""
-    if _is_full_stdout(error):
+def _described(error: BaseException, verb: str) -> tuple[int, str]:
+    """Return the exit code and the message of an error that was not raised on purpose."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__context__  # numpy makes an ImportError of a Ctrl-C
+    if cause is not None:
+        message = "stopped by SIGINT; every file that it has written is complete"
+        return of_signal(signal.SIGINT), message
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
         discard_stdout()
-        _print_error(
+        return USER_ERROR, (
             f"cannot write to the standard output: {error}; free some space, or redirect the "
-            "output to another place",
-            debug=debug,
+            "output to another place"
         )
-        return USER_ERROR
     if _is_out_of_memory(error):
         first = str(error).partition("\n")[0] or type(error).__name__
-        _print_error(f"out of memory: {first}; {_less_memory(verb)}", debug=debug)
-        return USER_ERROR
-    _print_error(
+        return USER_ERROR, f"out of memory: {first}; {_less_memory(verb)}"
+    return FAULT, (
         f"internal error, please report it: {type(error).__name__}: {error}; --debug shows "
-        "the traceback",
-        debug=debug,
+        "the traceback"
     )
-    return FAULT
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    if "torch" not in sys.modules:  # the error is not about tensors
-        return isinstance(error, MemoryError)
+def _is_out_of_memory(error: BaseException) -> bool:
+    if "torch" not in sys.modules or not isinstance(error, Exception):
+        return isinstance(error, MemoryError)  # not about tensors
     from vitkit.devices import is_out_of_memory
 
     return is_out_of_memory(error)
@@ -148,54 +147,51 @@ def _less_memory(verb: str) -> str:
     return "end other programs"
 
 
-def _call(verb: str, arguments: list[str]) -> None:
+def _call(verb: str, words: list[str]) -> None:
     """Print the version or a help text, or run the verb.
 
     Raises:
         VitkitError: what the verb raises; `SettingError` where there is no such verb.
     """
     if verb in ("-h", "--help", "help"):
-        _print(_help())
+        sys.stdout.write(_help())
         return
     if verb == "--version":
-        _print(f"vitkit {vitkit.__version__}")
+        sys.stdout.write(f"vitkit {vitkit.__version__}\n")
         return
     if verb in MOVED_VERBS:
         raise SettingError(f"vitkit {verb} is now {MOVED_VERBS[verb]}")
     if verb not in VERBS:
         near = did_you_mean(verb, [*VERBS, "help"])
         raise SettingError(f"there is no verb {verb!r}{near}; `vitkit --help` lists all")
-    from vitkit.cli.arguments import command_of
-    from vitkit.cli.parsing import HELP_ALL, read_words, wants_help
+    from vitkit.cli.arguments import HELP_ALL, as_flags, parse, wants_help
 
-    module = import_module(f"vitkit.cli.{verb}")
-    if wants_help(arguments):
-        from vitkit.cli.arguments import help_text
+    command = command_of(verb, words)
+    if wants_help(words):
+        from vitkit.cli.help import help_text
 
-        command = command_of(verb, module, arguments)
-        _print(help_text(command, everything=HELP_ALL in arguments))
-    elif hasattr(module, "describe"):  # it reads its arguments itself
-        module.run(arguments)
-    else:
-        module.run(read_words(command_of(verb, module, arguments), arguments).ordered)
+        sys.stdout.write(f"{help_text(command, everything=HELP_ALL in words)}\n")
+        return
+    given = parse(command, words)
+    with as_flags(command, given):
+        command.function(**given)
 
 
-def _interruption(verb: str, error: KeyboardInterrupt) -> str:
-    """Describe a Ctrl-C; it may be the second one, received while the first was handled."""
-    first = error.__context__
-    while first is not None and not isinstance(first, Interrupted):
-        first = first.__context__
-    if first is not None:
-        return str(first)
-    if verb == "train":
-        return "stopped by SIGINT before training began; no run was changed"
-    return "stopped by SIGINT; every file that it has written is complete"
+def command_of(verb: str, words: Sequence[str] = ()) -> Command:
+    """Return what a verb takes.
 
+    Args:
+        verb: one of `VERBS`. Its module may have a function `describe`.
+        words: as typed; some decide the defaults of others in the help.
+    """
+    from vitkit.cli.arguments import describe_function
 
-def _is_full_stdout(error: Exception) -> bool:
-    """Return True for the error of a full disk that is not about a named file."""
-    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return isinstance(error, OSError) and error.errno in full and error.filename is None
+    module = import_module(f"vitkit.cli.{HOMES.get(verb, verb)}")
+    if hasattr(module, "describe"):
+        described: Command = module.describe(words)
+        return described
+    examples = [example for example in module.EXAMPLES if f"vitkit {verb} " in example]
+    return describe_function(verb, getattr(module, f"{verb}_command"), examples)
 
 
 def _help() -> str:
@@ -204,12 +200,8 @@ def _help() -> str:
         "usage: vitkit VERB ... [--debug]\n\nPlain Vision Transformers.\n\n"
         f"{verbs}\n\n"
         "`vitkit help VERB` describes a verb; --debug shows the traceback of an error.\n\n"
-        f"{EXAMPLES}"
+        f"{EXAMPLES}\n"
     )
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(text + "\n")
 
 
 def _print_error(text: str, *, debug: bool = False) -> None:

@@ -1,4 +1,8 @@
-"""Arguments, commands and help of the verbs, read from functions and settings."""
+"""Arguments of the verbs: read from functions and settings, and parsed with one-line errors.
+
+A verb is a function. Its parameters before `*` are positional arguments, the others are flags; the
+type, the default and the docstring of a parameter decide how it is read and described.
+"""
 
 from __future__ import annotations
 
@@ -6,68 +10,44 @@ import ast
 import inspect
 import itertools
 import re
-import shutil
 import sys
-import textwrap
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from tyro.conf import Positional, Suppress
-
-from vitkit.cli.output import FEWEST_COLUMNS
-from vitkit.errors import SettingError
+from vitkit.errors import SettingError, UserError
 from vitkit.messages import did_you_mean
 from vitkit.other_names import answer_to
+from vitkit.training.config.meaning import Aliases
+from vitkit.training.config.merging import hint_on, letters
 
 METAVARS = {
-    "aa": "POLICY",
-    "against": "NAME",
-    "batch_size": "N",
-    "budget": "TIME",
-    "cache": "FOLDER",
-    "calibrate": "DATA",
-    "callbacks": "MODULE:CLASS",
-    "class_name": "NAME",
-    "csv": "FILE",
-    "data_root": "FOLDER",
-    "device": "DEVICE",
-    "engines": "NAME",
-    "freeze": "NAME",
-    "gpu": "NAME",
-    "img_size": "PIXELS",
-    "licence": "LICENCE",
-    "loss": "NAME",
-    "metrics": "MODULE:FUNCTION",
-    "model": "NAME",
-    "opt": "NAME",
-    "output": "FOLDER",
-    "out": "FILE",
-    "pretrained": "WEIGHTS",
-    "progressive": "PIXELS",
-    "recipe": "NAME|FILE",
-    "relabel": "FILE",
-    "resume": "RUN",
-    "save_images": "FOLDER",
-    "seconds": "SECONDS",
-    "split": "SPLIT",
-    "suspects": "SPLIT",
-    "tasks": "NAME",
-    "to": "FORMAT",
-    "data": "DATA",
-    "teacher": "CHECKPOINT",
-    "timeout": "SECONDS",
-    "transform": "MODULE:FUNCTION",
+    "CHECKPOINT": "teacher",
+    "DATA": "calibrate data",
+    "DEVICE": "device",
+    "FILE": "csv out relabel",
+    "FOLDER": "cache data_root output save_images",
+    "FORMAT": "to",
+    "LICENCE": "licence",
+    "MODULE:CLASS": "callbacks",
+    "MODULE:FUNCTION": "metrics transform",
+    "NAME": "class_name freeze gpu loss model opt",
+    "NAME|FILE": "recipe",
+    "PIXELS": "img_size progressive",
+    "POLICY": "aa",
+    "RUN": "resume",
+    "SECONDS": "timeout",
+    "SPLIT": "split suspects",
+    "TIME": "budget",
+    "WEIGHTS": "pretrained",
 }
-"""Parameter -> the word for its value; others, and all paths, have that of their type."""
-TYPE_METAVARS: dict[type[Any], str] = {int: "N", float: "X", Path: "FILE", str: "TEXT"}
+"""Word for a value -> the flags that have it; others, and all paths, have that of their type."""
+TYPE_METAVARS: dict[type[Any], str] = {int: "N", float: "X", Path: "FILE", dict: "VALUE"}
 KINDS: dict[type[Any], str] = {int: "a whole number", float: "a number"}
 """Type of a number -> its words in messages."""
-ANSWERS = {"to": answer_to}
-"""Name of a parameter -> the function that answers an invalid choice."""
 BARE_VALUES = {
     "cache": "auto",
     "grad_checkpointing": "block",
@@ -76,7 +56,8 @@ BARE_VALUES = {
     "suspects": "train",
 }
 """Flag whose value is optional -> the value that it has without one."""
-
+HELP_ALL = "--help-all"
+HELP = ("-h", "--help", HELP_ALL)
 LONGEST_CHOICES = 40
 """Most characters of the choices listed beside a flag."""
 
@@ -99,7 +80,6 @@ class Argument:
         nullable: whether `None` is a value.
         default: its value if it is not given.
         bare: the value of the flag without a value; None if it needs one.
-        answer: returns what to write for a wrong word; empty where the nearest choice is meant.
     """
 
     name: str
@@ -114,7 +94,6 @@ class Argument:
     nullable: bool = False
     default: Any = None
     bare: str | None = None
-    answer: Callable[[str], str] | None = None
 
     @property
     def is_switch(self) -> bool:
@@ -149,72 +128,47 @@ class Argument:
             return f"{flags}, {inverse(self.flags[0])}"  # on by default: can only be turned off
         if self.is_switch:
             return flags
-        if flags.endswith("."):
+        if self.kind is dict:
             return f"{flags}FIELD {value}"
         return f"{flags} {value}"
 
-    def check(self, value: str, flag: str) -> None:
-        """Raise `SettingError` for a value of the wrong type, or not among the choices.
+    def read(self, word: str, typed: str) -> Any:
+        """Return the value of a word.
 
         Args:
-            value: as typed.
-            flag: the flag as typed, or the word of a positional argument.
+            word: the word.
+            typed: the flag as typed, or the word of a positional argument.
+
+        Raises:
+            SettingError: a value of the wrong type, or not among the choices.
         """
-        # tyro writes None this way, also for numbers and choices.
-        if self.nullable and value == "None":
-            return
-        if self.choices and value not in self.choices:
-            answer = self.answer and self.answer(value)
+        if not word.strip():
+            raise SettingError(f"{typed} is empty; pass a value, or leave it out")
+        if self.nullable and word == "None":
+            return None
+        if self.choices and word not in self.choices:
+            answer = self.name == "to" and answer_to(word)
             raise SettingError(
-                f"{flag} {value}: must be one of {', '.join(self.choices)}"
-                f"{answer or did_you_mean(value, self.choices)}"
+                f"{typed} {word}: must be one of {', '.join(self.choices)}"
+                f"{answer or did_you_mean(word, self.choices)}"
             )
-        if self.kind in KINDS:
-            try:
-                self.kind(value)
-            except ValueError:
-                raise SettingError(f"{flag} {value}: must be {KINDS[self.kind]}") from None
+        try:
+            return _yaml(word, typed) if self.kind is dict else self.kind(word)
+        except ValueError:
+            raise SettingError(f"{typed} {word}: must be {KINDS[self.kind]}") from None
 
 
-def argument(
-    name: str, hint: Any, default: Any, text: str, *, positional: bool, required: bool
-) -> Argument:
-    """Return the argument for a parameter of a function, or a field of a settings class.
+def _yaml(word: str, typed: str) -> Any:
+    """Return the value of a field of a model, such as 4 or [4, 8]."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
 
-    Args:
-        name: name of the parameter.
-        hint: its type, with what `Annotated` adds.
-        default: its default value.
-        text: its description.
-        positional: whether it has no flag.
-        required: whether it has no default.
-    """
-    plain, aliases = _without_annotations(hint)
-    # `int | None` is an int that may be absent.
-    inner = [kind for kind in _union(plain) if kind is not type(None)]
-    many = any(get_origin(_without_annotations(kind)[0]) is tuple for kind in inner)
-    kind, choices = _value_type(inner[0])
-    metavar = name.upper()
-    # the word of a flag's value says what kind of value it is; a positional argument is its name
-    if not positional:
-        # A path is always FILE, whatever the name of its parameter.
-        of_type = TYPE_METAVARS.get(kind, "TEXT")
-        metavar = of_type if kind is Path else METAVARS.get(name, of_type)
-    return Argument(
-        name=name,
-        flags=() if positional else (f"--{name.replace('_', '-')}", *aliases),
-        metavar=metavar,
-        help=text,
-        kind=kind,
-        choices=choices,
-        many=many,
-        counts=_counts(inner),
-        required=required,
-        nullable=len(inner) < len(_union(plain)),
-        default=default,
-        bare=None if positional or kind is bool else BARE_VALUES.get(name),
-        answer=ANSWERS.get(name),
-    )
+    try:
+        return YAML(typ="safe", pure=True).load(word)
+    except (YAMLError, ValueError):  # such as a date that does not exist
+        raise SettingError(
+            f"{typed}: {word!r} cannot be read; expected a value such as 4 or [4, 8]"
+        ) from None
 
 
 def inverse(flag: str) -> str:
@@ -222,75 +176,97 @@ def inverse(flag: str) -> str:
     return flag.replace("--", "--no-", 1)
 
 
-def _without_annotations(hint: Any) -> tuple[Any, tuple[str, ...]]:
-    """Return a type without `Annotated`, and the second names of its flag."""
+def _argument(
+    name: str, hint: Any, default: Any, text: str, *, positional: bool = False
+) -> Argument:
+    """Return the argument for a parameter of a function, or a field of a settings class.
+
+    Args:
+        name: name of the parameter.
+        hint: its type, with what `Annotated` adds.
+        default: its default value; `MISSING` if it has none.
+        text: its description.
+        positional: whether it has no flag.
+    """
     aliases: tuple[str, ...] = ()
-    while get_origin(hint) is Annotated:
-        hint, *metadata = get_args(hint)
-        for fact in metadata:
-            aliases += tuple(getattr(fact, "aliases", None) or ())
-    return hint, aliases
+    if get_origin(hint) is Annotated:
+        for fact in hint.__metadata__:
+            if isinstance(fact, Aliases):
+                aliases += fact.aliases
+    kinds = list(_plain(hint))
+    nullable = types.NoneType in kinds
+    kind = next(kind for kind in kinds if kind is not types.NoneType)
+    many = get_origin(kind) is tuple
+    tuples = [get_args(one) for one in kinds if get_origin(one) is tuple]
+    counts = {len(values) for values in tuples if ... not in values}
+    if many:
+        (kind, *_) = _plain(get_args(kind)[0])
+    choices = tuple(map(str, get_args(kind))) if get_origin(kind) is Literal else ()
+    kind = get_origin(kind) or kind
+    if not isinstance(kind, type):  # a Literal
+        kind = str
+    metavar = name.upper()
+    flags: tuple[str, ...] = ()
+    if not positional:
+        flags = (f"--{name.replace('_', '-')}{'.' if kind is dict else ''}", *aliases)
+        # a path is always FILE, whatever the name of its parameter
+        of_type = TYPE_METAVARS.get(kind, "TEXT")
+        words = [word for word, names in METAVARS.items() if name in names.split()]
+        metavar = words[0] if words and kind is not Path else of_type
+    return Argument(
+        name=name,
+        flags=flags,
+        metavar=metavar,
+        help=text,
+        kind=kind,
+        choices=choices,
+        many=many,
+        counts=tuple(sorted(counts)),
+        required=default is MISSING,
+        nullable=nullable,
+        default=None if default is MISSING or kind is dict else default,
+        bare=None if positional or kind is bool else BARE_VALUES.get(name),
+    )
 
 
-def _union(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-
-
-def _counts(kinds: list[Any]) -> tuple[int, ...]:
-    """Return the lengths of fixed-length tuples; empty if any length is allowed."""
-    counts = set()
-    for kind in kinds:
-        plain, _ = _without_annotations(kind)
-        values = get_args(plain)
-        if get_origin(plain) is not tuple or Ellipsis in values:
-            return ()
-        counts.add(len(values))
-    return tuple(sorted(counts))
-
-
-def _value_type(hint: Any) -> tuple[type[Any], tuple[str, ...]]:
-    """Return the type of a value, or of the values of a tuple, and the choices there are."""
-    plain, _ = _without_annotations(hint)
-    if get_origin(plain) is tuple:
-        return _value_type(get_args(plain)[0])
-    if get_origin(plain) is Literal:
-        return str, tuple(map(str, get_args(plain)))
-    return (plain if isinstance(plain, type) else str), ()
+def _plain(hint: Any) -> Iterator[Any]:
+    """Yield a type without what `Annotated` adds; of a union, each of its types."""
+    if get_origin(hint) is Annotated:
+        yield from _plain(get_args(hint)[0])
+    elif get_origin(hint) in (Union, types.UnionType):
+        for part in get_args(hint):
+            yield from _plain(part)
+    else:
+        yield hint
 
 
 # `Command`: what a verb does and takes, read from its function or from the settings of a run.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
-    """Arguments under one title of the help."""
-
-    title: str
-    arguments: tuple[Argument, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Command:
-    """A verb as its help describes it.
+    """A verb.
 
     Attributes:
         verb: such as `eval`.
+        function: called with the arguments that were given, by name.
         description: paragraphs.
-        groups: its arguments, the positional ones first.
+        groups: title -> arguments under it in the help, the positional ones first.
         examples: whole command lines, each with what it does after a `#`.
         common: names of the arguments in the help; `--help-all` has all. Empty where that is short.
     """
 
     verb: str
+    function: Callable[..., object]
     description: tuple[str, ...]
-    groups: tuple[Group, ...]
+    groups: Mapping[str, tuple[Argument, ...]]
     examples: tuple[str, ...]
     common: tuple[str, ...] = ()
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
         """All arguments."""
-        return tuple(argument for group in self.groups for argument in group.arguments)
+        return tuple(itertools.chain.from_iterable(self.groups.values()))
 
     @property
     def positionals(self) -> tuple[Argument, ...]:
@@ -311,105 +287,64 @@ class Command:
         return " ".join([*words, "[flags]"])
 
 
-def command_of(verb: str, module: ModuleType, arguments: Sequence[str]) -> Command:
-    """Return what a verb's module offers.
-
-    Args:
-        verb: the verb.
-        module: it has a function `describe`, or one named like the verb, such as `eval_command`,
-            and `EXAMPLES`.
-        arguments: as typed; some decide the defaults of others.
-    """
-    if hasattr(module, "describe"):
-        command: Command = module.describe(arguments)
-        return command
-    function = getattr(module, f"{verb}_command")
-    return describe_function(verb, function, examples=module.EXAMPLES)
-
-
 def describe_function(
     verb: str,
-    function: Callable[..., Any],
-    *,
+    function: Callable[..., object],
     examples: Iterable[str],
-    extra: Iterable[Argument] = (),
+    signature: Callable[..., object] | None = None,
 ) -> Command:
     """Describe a verb by its function's signature and docstring.
 
     Args:
         verb: the verb.
-        function: its docstring has a section `Args`.
+        function: what runs it.
         examples: whole command lines.
-        extra: arguments that are no parameters of the function.
+        signature: the function or class that has the parameters and the docstring, whose section
+            `Args` describes them; default `function`.
     """
-    text, described = _docstring(inspect.getdoc(function) or "")
-    hints = get_type_hints(function, include_extras=True)
-    found = []
-    for name, parameter in inspect.signature(function).parameters.items():
-        hint = hints[name]
-        if _has_marker(hint, Suppress):
-            continue
-        required = parameter.default is parameter.empty
-        found.append(
-            argument(
-                name,
-                hint,
-                None if required else parameter.default,
-                described.get(name, ""),
-                positional=_has_marker(hint, Positional),
-                required=required,
-            )
-        )
-    positionals = tuple(argument for argument in found if not argument.flags)
-    flags = tuple(argument for argument in found if argument.flags)
-    groups = (
-        Group(title="arguments", arguments=positionals),
-        Group(title="options", arguments=(*flags, *extra)),
-    )
+    signature = signature or function
+    text, described = _docstring(inspect.getdoc(signature) or "")
+    hints = get_type_hints(signature, include_extras=True)
+    groups: dict[str, tuple[Argument, ...]] = {"arguments": (), "options": ()}
+    for name, parameter in inspect.signature(signature).parameters.items():
+        default = parameter.default
+        if default is parameter.empty:
+            default = MISSING
+        positional = parameter.kind is not parameter.KEYWORD_ONLY
+        found = _argument(name, hints[name], default, described[name], positional=positional)
+        groups["arguments" if positional else "options"] += (found,)
     return Command(
-        verb=verb, description=_paragraphs(text), groups=groups, examples=tuple(examples)
+        verb=verb,
+        function=function,
+        description=_paragraphs(text),
+        groups=groups,
+        examples=tuple(examples),
     )
 
 
-def describe_settings(sections: Iterable[type[Any]], defaults: Any) -> tuple[Group, ...]:
-    """Return a group for each section of settings, titled by its class: `DataSettings` is `data`.
+def describe_settings(
+    sections: Iterable[type[Any]], defaults: Any, without: Iterable[str]
+) -> dict[str, tuple[Argument, ...]]:
+    """Return title -> arguments of each section of settings: `DataSettings` has the title `data`.
 
     Args:
         sections: settings classes whose fields have docstrings.
         defaults: an instance with the defaults to show.
+        without: names of fields that are no flags.
     """
-    groups = []
+    groups = {}
     for section in sections:
         hints = get_type_hints(section, include_extras=True)
         described = _field_docstrings(section)
         found = []
-        for field in fields(section):
-            hint = hints[field.name]
-            if _has_marker(hint, Suppress):
-                continue
-            found.append(
-                argument(
-                    field.name,
-                    hint,
-                    getattr(defaults, field.name),
-                    described.get(field.name, ""),
-                    positional=False,
-                    required=field.default is MISSING and field.default_factory is MISSING,
-                )
-            )
+        for one in fields(section):
+            if one.name not in without:
+                default = getattr(defaults, one.name)
+                found.append(_argument(one.name, hints[one.name], default, described[one.name]))
         # `FineTuningSettings` -> "fine-tuning"
         words = re.findall(r"[A-Z][a-z]*", section.__name__.removesuffix("Settings"))
-        groups.append(Group(title="-".join(words).lower(), arguments=tuple(found)))
-    return tuple(groups)
-
-
-def _has_marker(hint: Any, marker: Any) -> bool:
-    """Return True if a type has a marker of tyro, written `Positional[str]` or in `Annotated`."""
-    # a marker stands for `Annotated[T, MARKER]`
-    wanted = get_args(marker[int])[1:] if get_origin(marker[int]) is Annotated else (marker,)
-    return get_origin(hint) is Annotated and any(
-        fact in wanted or fact is marker for fact in hint.__metadata__
-    )
+        groups["-".join(words).lower()] = tuple(found)
+    return groups
 
 
 def _docstring(text: str) -> tuple[str, dict[str, str]]:
@@ -432,8 +367,8 @@ def _field_docstrings(cls: type[Any]) -> dict[str, str]:
     classes = [part for part in module.body if isinstance(part, ast.ClassDef)]
     body = next(part.body for part in classes if part.name == cls.__name__)
     described = {}
-    for field, following in itertools.pairwise(body):
-        match field, following:
+    for one, following in itertools.pairwise(body):
+        match one, following:
             case (
                 ast.AnnAssign(target=ast.Name(id=name)),
                 ast.Expr(value=ast.Constant(value=str(text))),
@@ -446,103 +381,197 @@ def _paragraphs(text: str) -> tuple[str, ...]:
     return tuple(" ".join(part.split()) for part in re.split(r"\n\s*\n", text.strip()))
 
 
-# The help of the verbs, wrapped to the width of the terminal.
-
-WIDEST = 100
-"""Characters of the longest line, however wide the terminal is."""
-COLUMN = 26
-"""Column where descriptions begin."""
-NO_BREAK = "\N{NO-BREAK SPACE}"
+# Parsing: the words of a verb become values by the names of its parameters.
 
 
-def help_text(command: Command, *, everything: bool = False) -> str:
-    """Return the help of a verb: usage, description, its arguments by group, and examples.
+@dataclass
+class _Words:
+    """The words of a verb, sorted: positional arguments, and the values of flags."""
+
+    command: Command
+    remaining: list[str]
+    positionals: list[str] = field(default_factory=list)
+    given: dict[str, Any] = field(default_factory=dict)
+
+    def parse(self) -> None:
+        """Read all words.
+
+        Raises:
+            SettingError: a flag that does not exist, or a value that it cannot have.
+        """
+        by_flag = _by_flag(self.command)
+        while self.remaining:
+            word = self.remaining.pop(0)
+            if _is_flag(word):
+                self._read_flag(word, by_flag)
+                continue
+            self.positionals.append(word)
+            if not word.strip():
+                number = len(self.positionals)
+                raise SettingError(f"argument {number} is empty; expected: {self.command.usage}")
+
+    def _read_flag(self, word: str, by_flag: Mapping[str, Argument]) -> None:
+        typed, equals, value = word.partition("=")
+        if typed not in by_flag and typed[:2] in by_flag:  # -cdigits
+            typed, equals, value = typed[:2], "=", word[2:]
+        known = "--" + typed[2:].replace("_", "-") if typed.startswith("--") else typed
+        group, dot, member = known.partition(".")  # --spec.patch-size
+        found = by_flag.get(group + dot)
+        if found is None:
+            raise SettingError(_no_such_flag(self.command, typed))
+        if found.is_switch:
+            if equals:
+                raise SettingError(f"{typed} takes no value; leave out ={value}")
+            self.given[found.name] = not known.startswith("--no-")
+            return
+        words = [value] if equals else list(self._values(found))
+        if found.bare and not words:
+            words = [found.bare]
+        if not words:
+            raise SettingError(f"{typed} needs {_needed(found, typed)}")
+        values = [found.read(one, typed) for one in words]
+        if found.counts and len(values) not in found.counts:
+            expected = " or ".join(map(str, found.counts))
+            raise SettingError(
+                f"{typed} {' '.join(words)}: expected {expected} values, got {len(values)}"
+            )
+        if dot:
+            self.given.setdefault(found.name, {})[member.replace("-", "_")] = values[0]
+        else:
+            self.given[found.name] = tuple(values) if found.many else values[0]
+
+    def _values(self, found: Argument) -> Iterator[str]:
+        """Take the values of a flag from the words after it."""
+        while self.remaining and not _is_flag(self.remaining[0]):
+            yield self.remaining.pop(0)
+            if not found.many:
+                return
+
+    def place(self) -> None:
+        """Give the positional arguments their names.
+
+        Raises:
+            SettingError: one that is missing, or one too many.
+        """
+        expected, values = self.command.positionals, self.positionals
+        missing = [argument.metavar for argument in expected[len(values) :] if argument.required]
+        if missing and "resume" not in self.given:  # a resumed run has its own data
+            are = "is" if len(missing) == 1 else "are"
+            raise SettingError(
+                f"{' and '.join(missing)} {are} missing; expected: {self.command.usage}"
+            )
+        if len(values) > len(expected) and not any(argument.many for argument in expected):
+            raise SettingError(self._too_many(values[len(expected)]))
+        for number, argument in enumerate(expected[: len(values)]):
+            if argument.many:
+                self.given[argument.name] = tuple(values[number:])
+            else:
+                self.given[argument.name] = argument.read(values[number], argument.metavar)
+        for argument in self.command.arguments:
+            if argument.flags and argument.required and argument.name not in self.given:
+                message = f"{argument.label} is missing; expected: {self.command.usage}"
+                if argument.choices:
+                    message += f"; {argument.metavar} is one of {', '.join(argument.choices)}"
+                raise SettingError(message)
+
+    def _too_many(self, word: str) -> str:
+        shards = [one for one in self.positionals if one.endswith(".tar")]
+        if len(shards) > 1 and shards[0].startswith("wds:"):
+            return (
+                f"the shell expanded the name of the shards to {len(shards):,} names; put it in "
+                "quotes: 'wds:shards-{0000..0099}.tar'"
+            )
+        return f"{word!r} is one argument too many; expected: {self.command.usage}"
+
+
+def parse(command: Command, words: Iterable[str], *, complete: bool = True) -> dict[str, Any]:
+    """Parse the words of a verb: return the values that were given, by the names of parameters.
 
     Args:
         command: the verb.
-        everything: all arguments, also of a verb with a short help.
+        words: the words after it.
+        complete: check positional arguments and required flags, too; otherwise return the values
+            of flags alone.
+
+    Raises:
+        SettingError: a flag that does not exist, a value that is missing, empty, or of another
+            type, a positional argument that is missing or one too many.
     """
-    width = _line_width()
-    parts = [textwrap.fill(f"usage: {command.usage}", width, subsequent_indent=" " * 7)]
-    for paragraph in command.description:
-        parts.append(textwrap.fill(paragraph, width, break_on_hyphens=False))
-    is_short = bool(command.common) and not everything
-    for group in command.groups:
-        arguments = group.arguments
-        if is_short:
-            arguments = tuple(one for one in arguments if one.name in command.common)
-        if arguments:
-            lines = [f"{group.title}:"]
-            for argument in arguments:
-                text = _description(argument, brief=is_short and bool(argument.flags))
-                lines += _entry(argument.invocation, text, width)
-            parts.append("\n".join(lines))
-    if is_short:
-        flags = sum(bool(argument.flags) for argument in command.arguments)
-        more = (
-            f"These are the flags used most; `vitkit {command.verb} --help-all` lists all {flags}."
-        )
-        parts.append(textwrap.fill(more, width, break_on_hyphens=False))
-    elif any(argument.is_switch for argument in command.arguments):
-        parts.append("A switch --NAME is turned off by --no-NAME.")
-    if command.examples:
-        parts.append("\n".join(["examples:", *_examples(command.examples, width)]))
-    return "\n\n".join(parts).replace(NO_BREAK, " ")
+    read = _Words(command, list(words))
+    read.parse()
+    if complete:
+        read.place()
+    return read.given
 
 
-def _line_width() -> int:
-    """Return the characters of a line, 40 to 100: those of the terminal, 80 if there is none."""
-    return max(min(shutil.get_terminal_size().columns, WIDEST), FEWEST_COLUMNS)
+def wants_help(words: Sequence[str]) -> bool:
+    """Return True if the help is asked for."""
+    return not set(HELP).isdisjoint(words)
 
 
-def _entry(invocation: str, description: str, width: int) -> Iterator[str]:
-    """Yield the lines of one argument; its description begins beside it where there is room."""
-    indent = " " * COLUMN
-    lines = textwrap.wrap(description, width - COLUMN, break_on_hyphens=False)
-    first = f"  {invocation}"
-    # A flag too long for the column stands on a line of its own.
-    if lines and len(first) < COLUMN - 1:
-        first = f"{first:<{COLUMN}}{lines.pop(0)}"
-    yield from textwrap.wrap(first, width, subsequent_indent="      ", break_long_words=False)
-    yield from (f"{indent}{line}" for line in lines)
+def _by_flag(command: Command) -> dict[str, Argument]:
+    """Return every flag with its argument, also those that turn a switch off."""
+    by_flag = {}
+    for argument in command.arguments:
+        for flag in argument.flags:
+            by_flag[flag] = argument
+            if argument.is_switch and flag.startswith("--"):
+                by_flag[inverse(flag)] = argument
+    return by_flag
 
 
-def _description(argument: Argument, *, brief: bool) -> str:
-    """Return what an argument does, with its choices and its default; `brief`: one sentence."""
-    text = argument.help
-    if brief:
-        text = re.split(r"(?<=\.) (?=[A-Z])", text)[0]
-    notes = []
-    if argument.has_many_choices:
-        notes.append(f"one of {', '.join(argument.choices)}")
-    if argument.flags and argument.required:
-        notes.append("required")
-    elif argument.is_switch and argument.default:
-        notes.append("on by default")
-    elif shown := _value(argument.default):
-        notes.append(f"default: {shown}")
-    if not notes:
-        return text
-    # a note stays on one line
-    return f"{text} ({'; '.join(notes)})".replace("default: ", f"default:{NO_BREAK}")
+def _is_flag(word: str) -> bool:
+    """Return True for a word that begins with a dash and is no number; "-" is standard input."""
+    return bool(re.match(r"-[^\d.]|-\.\D", word))
 
 
-def _value(default: object) -> str:
-    """Format a default value; nothing if it is not informative."""
-    if isinstance(default, tuple):
-        return NO_BREAK.join(map(_value, default))
-    if isinstance(default, float):
-        return f"{default:g}"
-    return "" if default is None or default is False else str(default)
+def _needed(found: Argument, typed: str) -> str:
+    """Describe the value that a flag needs."""
+    if found.kind is dict:
+        return f"a value, such as {typed} 4"
+    return KINDS.get(found.kind) or f"a value: {'|'.join(found.choices) or found.metavar}"
 
 
-def _examples(examples: Iterable[str], width: int) -> Iterator[str]:
-    """Yield the example commands, each below what it does."""
-    for example in examples:
-        # Two spaces: a `#` inside the command is part of it.
-        command, _, purpose = example.partition("  # ")
-        if purpose:
-            yield from textwrap.wrap(
-                f"# {purpose}", width, initial_indent="  ", subsequent_indent="  # "
-            )
-        yield f"  {command.strip()}"
+def _no_such_flag(command: Command, typed: str) -> str:
+    """Return the message on a flag that does not exist, with the nearest one."""
+    # flags that every verb has, and that are no arguments of it
+    known = ["help", "help_all"]
+    second: dict[str, str] = {}
+    for argument in command.arguments:
+        if argument.flags:
+            known.append(argument.name)
+            second |= {letters(flag): argument.name for flag in argument.flags}
+    hint = hint_on(typed, known, second, as_flags=True)
+    if not hint.startswith(";"):  # no remedy was found
+        hint += f"; `vitkit {command.verb} {HELP_ALL if command.common else '--help'}` lists all"
+    return f"there is no flag {typed}{hint}"
+
+
+@contextmanager
+def as_flags(command: Command, given: Mapping[str, Any]) -> Iterator[None]:
+    """Name a given value that the block refuses by its flag: `--batch-size 0: must be ...`.
+
+    Args:
+        command: the verb.
+        given: the values that were given; others may come from a file.
+    """
+    try:
+        yield
+    except UserError as error:
+        wrong = error.wrong
+        if wrong is None:
+            raise
+        labels = {}
+        for one in command.arguments:
+            if one.kind is not dict and one.name in given:
+                labels[one.name] = one.label
+            if one.kind is dict:
+                for name in given.get(one.name, ()):
+                    labels[name] = f"{one.label}{name.replace('_', '-')}"
+        for word in given.get("option", ()):  # --option steps=20
+            name = word.partition("=")[0]
+            labels[name.replace("-", "_")] = f"--option {name}="
+        if wrong.field not in labels:
+            raise  # about a value from a file
+        label = f"{labels[wrong.field]} ".replace("= ", "=")
+        raise type(error)(f"{label}{wrong.value}: {wrong.expected}") from None

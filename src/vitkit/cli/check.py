@@ -9,16 +9,12 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import tyro
-from tyro.conf import Positional
-
 from vitkit.cli.images import files_of_data
-from vitkit.cli.output import align, flags, fold, print_results, terminal_width
-from vitkit.cli.parsing import as_flags
+from vitkit.cli.output import flags, print_results
 from vitkit.errors import DataError
 from vitkit.io.atomic import write_bytes
 from vitkit.io.results import check_outputs, json_result
-from vitkit.messages import plural, progress_bar
+from vitkit.messages import fold, format_table, plural, progress_bar, terminal_width
 
 if TYPE_CHECKING:
     from vitkit.data.checks.check import Report
@@ -34,7 +30,7 @@ EXAMPLES = (
 
 
 def check_command(
-    data: Positional[str],
+    data: str,
     *,
     json: bool = False,
     output: Path | None = None,
@@ -125,16 +121,10 @@ def _refuse(report: Report, *, strict: bool) -> None:
         )
 
 
-def run(arguments: list[str]) -> None:
-    """Parse the arguments and check."""
-    with as_flags("workers"):
-        tyro.cli(check_command, args=arguments, prog="vitkit check")
-
-
 def _print(report: Report) -> None:
     # Names are never cut; on a terminal, lines are broken between words.
     width = terminal_width()
-    lines = [report.name, align(_table(report), width).rstrip("\n")]
+    lines = [report.name, format_table(_table(report), width).rstrip("\n")]
     for finding in report.findings:
         lines.append(fold(f"{finding.severity:<8}{finding.message}", width))
         images = _lines(report, finding)

@@ -1,19 +1,16 @@
-"""`vitkit compare RUN_OR_CHECKPOINT RUN_OR_CHECKPOINT ...`."""
+"""`vitkit compare RUN_OR_CHECKPOINT RUN_OR_CHECKPOINT ...`, and `vitkit report RUN`."""
 
 from __future__ import annotations
 
+import csv
 import json as json_format
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import tyro
-from tyro.conf import Positional
-
-from vitkit.cli.output import align, fold, print_results, suggest, terminal_width
-from vitkit.cli.parsing import as_flags
-from vitkit.messages import escape
+from vitkit.cli.output import print_results, suggest
+from vitkit.messages import escape, fold, format_table, terminal_width
 
 if TYPE_CHECKING:
     from vitkit.evaluation.comparison import Comparison
@@ -26,12 +23,16 @@ EXAMPLES = (
     "vitkit compare runs/a runs/b runs/c --split val  # on the validation images",
     "vitkit compare runs/a runs/b --report  # also as a page, comparison.html",
     "vitkit compare timm.safetensors runs/b --data photos --json  # on other data, for a program",
+    "vitkit report runs/photos-vit-1  # writes runs/photos-vit-1/report.html",
+    "vitkit report runs/photos-vit-1 --suspects  # also search the train images for wrong labels",
+    "vitkit report runs/photos-vit-1 --output photos.html  # a page to send to others",
+    "vitkit report runs/photos-vit-1 --output photos.html --overwrite  # whatever photos.html is",
 )
 
 
 def compare_command(
-    checkpoint: Positional[str],
-    other_checkpoint: Positional[tuple[str, ...]],
+    checkpoint: str,
+    other_checkpoint: tuple[str, ...],
     *,
     data: str | None = None,
     split: str | None = None,
@@ -91,12 +92,6 @@ def compare_command(
     suggest(("summary", best))
 
 
-def run(arguments: list[str]) -> None:
-    """Parse the arguments and compare."""
-    with as_flags("batch_size", "workers", "split"):
-        tyro.cli(compare_command, args=arguments, prog="vitkit compare")
-
-
 def _json(comparison: Comparison) -> str:
     # `asdict` leaves properties out
     pairs = [asdict(pair) | {"verdict": pair.verdict} for pair in comparison.pairs]
@@ -121,4 +116,39 @@ def _table(comparison: Comparison) -> str:
     # the verdicts come last, next to the prompt
     lines += [pair.verdict for pair in comparison.pairs]
     width = terminal_width()
-    return align(rows, width) + "".join(fold(f"{escape(line)}\n", width) for line in lines)
+    return format_table(rows, width) + "".join(fold(f"{escape(line)}\n", width) for line in lines)
+
+
+def report_command(
+    run: Path,
+    *,
+    output: Path | None = None,
+    overwrite: bool = False,
+    suspects: str | None = None,
+    device: str = "auto",
+) -> None:
+    """Write a page about a run: scores, curves, classes, mistakes, calibration, time and memory.
+
+    The page is one HTML file that any browser shows without a network. vitkit train writes it at
+    the end of a run; this command writes it again, also while the run is still training.
+
+    Args:
+        run: a run folder.
+        output: the .html file to write; default report.html in the run folder.
+        overwrite: let --output replace any file that is not in the run folder; default: only an
+            earlier report.
+        suspects: search train (or val, or test) for wrong labels, without using the label of an
+            image to judge it; the list, suspects.csv, stays in the run folder.
+        device: for that search: cpu, cuda, mps or auto.
+    """
+    # imported here: --help does not wait for torch
+    from vitkit.reporting.report import report
+
+    path = report(run, output=output, overwrite=overwrite, suspects=suspects, device=device)
+    found = []
+    if suspects is not None:
+        table = run / "suspects.csv"
+        with table.open(encoding="utf-8", newline="") as file:
+            count = sum(1 for _ in csv.reader(file)) - 1
+        found = [f"suspected wrong labels: {count:,}, in {table}"]
+    print_results(*found, f"report: {path}, {path.stat().st_size / 1e6:.1f} MB")

@@ -1,19 +1,15 @@
-"""`vitkit convert FILE OUT --to FORMAT`."""
+"""`vitkit convert FILE OUT --to FORMAT`, and `vitkit inspect FILE`."""
 
 from __future__ import annotations
 
 import json as json_text
 import sys
-from collections.abc import Sequence
-from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
-import tyro
-from tyro.conf import Positional, Suppress
-
-from vitkit.cli.arguments import Argument, Command, describe_function
-from vitkit.cli.output import fold, print_results, terminal_width
-from vitkit.cli.parsing import SPEC, read_words, take_fields
+from vitkit.cli.output import flags, print_results, suggest
+from vitkit.exporting.artefact import is_artefact
+from vitkit.messages import fold, terminal_width
 from vitkit.process import uncollected_imports
 
 # listed here, since importing the formats imports torch
@@ -28,26 +24,19 @@ FormatName = Literal[
     "dinov2",
     "lucidrains",
 ]
-ADAPT = Argument(
-    name="adapt",
-    flags=("--adapt.",),
-    metavar="VALUE",
-    help="change the model before it is written, by one of the fields image-size, patch-size, "
-    "resampling, in-channels, mean, std, fit, num-classes, classes, such as --adapt.image-size 384 "
-    "or --adapt.classes '[cat, dog]'.",
-)
-
-
 EXAMPLES = (
     "vitkit convert runs/photos-vit-1 for-timm --to timm  # a folder that timm loads",
     "vitkit convert ViT-B_16.npz vit-b16 --to huggingface  # Google's file for transformers",
     "vitkit convert net.pth net.safetensors --to vitkit --trust-pickle  # away from pickle",
+    "vitkit inspect model.safetensors  # library, model, preprocessing, and how each is known",
+    "vitkit inspect ViT-B_16.npz --json  # the same for a program",
+    "vitkit inspect net.pth --trust-pickle --spec.num-heads 6  # state what the file does not",
 )
 
 
 def convert_command(
-    file: Positional[str],
-    out: Positional[str],
+    file: str,
+    out: str,
     *,
     to: FormatName,
     model: str | None = None,
@@ -55,8 +44,8 @@ def convert_command(
     trust_pickle: bool = False,
     allow_partial: bool = False,
     json: bool = False,
-    spec: Suppress[dict[str, Any] | None] = None,
-    adapt: Suppress[dict[str, Any] | None] = None,
+    spec: dict[str, Any] | None = None,
+    adapt: dict[str, Any] | None = None,
 ) -> None:
     """Write a checkpoint in another format, report every change, and verify the result.
 
@@ -72,8 +61,10 @@ def convert_command(
         allow_partial: accept weights with unknown or missing tensors: leave out the unknown
             ones, initialise the missing ones at random, and list both.
         json: print JSON.
-        spec: fields of `ViTSpec` that the file does not state.
-        adapt: changes of the model, by the names of `vitkit.adapt`.
+        spec: a field of the model that the file does not state, such as --spec.num-heads 6.
+        adapt: change the model before it is written, by one of the fields image-size, patch-size,
+            resampling, in-channels, mean, std, fit, num-classes, classes, such as
+            --adapt.image-size 384 or --adapt.classes '[cat, dog]'.
     """
     # imported here: --help does not wait for torch
     with uncollected_imports():
@@ -97,14 +88,51 @@ def convert_command(
     print_results(then=[("inspect", out)])
 
 
-def describe(_: Sequence[str] = ()) -> Command:
-    """Describe the verb."""
-    return describe_function("convert", convert_command, examples=EXAMPLES, extra=[SPEC, ADAPT])
+def inspect_command(
+    file: str,
+    *,
+    model: str | None = None,
+    json: bool = False,
+    trust_pickle: bool = False,
+    spec: dict[str, Any] | None = None,
+) -> None:
+    """Identify a weights file: which library wrote it, its model, and how each field is known.
+
+    Args:
+        file: weights of any known format, a folder with them, or an exported model; nothing of an
+            exported model is run.
+        model: name of the model, for fields that the file does not state.
+        json: print JSON.
+        trust_pickle: load .pth, .pt and .bin files, with torch's weights_only=True.
+        spec: a field of the model that the file does not state, such as --spec.num-heads 6.
+    """
+    if is_artefact(file):
+        _print_exported(Path(file), json=json)
+        return
+    # imported here: --help does not wait for torch
+    with uncollected_imports():
+        from vitkit.weights.inspection import inspect as inspect_file
+
+    inspection = inspect_file(file, model=model, trust_pickle=trust_pickle, **(spec or {}))
+    if json:
+        sys.stdout.write(json_text.dumps(inspection.to_json(), indent=2) + "\n")
+        return
+    sys.stdout.write(fold(f"{inspection}\n", terminal_width()))
+    stated = flags(model=model, trust_pickle=trust_pickle)
+    for name, value in (spec or {}).items():
+        stated += [f"--spec.{name.replace('_', '-')}", str(value)]
+    # the other verbs take only a file
+    then = ("convert", file, "model.safetensors", "--to", "vitkit") if stated else ("summary", file)
+    suggest((*then, *stated))
 
 
-def run(arguments: list[str]) -> None:
-    """Parse the arguments and convert."""
-    rest, spec = take_fields(read_words(describe(), arguments).ordered)
-    rest, adapt = take_fields(rest, "adapt")
-    convert = partial(convert_command, spec=spec, adapt=adapt)
-    tyro.cli(convert, args=rest, prog="vitkit convert")
+def _print_exported(path: Path, *, json: bool) -> None:
+    """Print the description that is inside an exported model."""
+    from vitkit.exporting.files import read_artefact_description
+
+    description = read_artefact_description(path)
+    if json:
+        sys.stdout.write(f"{description.to_text()}\n")
+        return
+    lines = "".join(f"{line}\n" for line in description.lines())
+    sys.stdout.write(fold(lines, terminal_width()))

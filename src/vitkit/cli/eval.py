@@ -6,19 +6,22 @@ import csv
 import io
 import json as json_text
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tyro
-from tyro.conf import Positional
 
-from vitkit.cli.images import files_of_checkpoint, files_of_data, refuse_images_first
-from vitkit.cli.output import align, flags, fold, print_results, suggest, terminal_width
-from vitkit.cli.parsing import EngineChoice, EngineFlags, PrecisionChoice, as_flags
+from vitkit.cli.images import (
+    engine_options,
+    files_of_checkpoint,
+    files_of_data,
+    refuse_images_first,
+)
+from vitkit.cli.output import flags, print_results, suggest
+from vitkit.engines.registry import EngineChoice, PrecisionChoice
 from vitkit.errors import SettingError
 from vitkit.evaluation.prediction_table import PREDICTIONS_HEADER
 from vitkit.io.atomic import write_bytes
@@ -31,7 +34,7 @@ from vitkit.io.results import (
     square_csv_result,
     svg_result,
 )
-from vitkit.messages import escape, plural
+from vitkit.messages import escape, fold, format_table, plural, terminal_width
 from vitkit.plots import MAX_CLASSES
 
 if TYPE_CHECKING:
@@ -60,8 +63,8 @@ EXAMPLES = (
 
 
 def eval_command(
-    checkpoint: Positional[str],
-    data: Positional[str],
+    checkpoint: str,
+    data: str,
     *,
     split: str | None = None,
     data_root: str | None = None,
@@ -104,24 +107,20 @@ def eval_command(
 
     refuse_images_first("eval", checkpoint, "DATA")
     _check_files(checkpoint, data, data_root, relabel, overwrite, confusion, predictions)
-    options = EngineFlags(engine, precision, calibrate, data_root).options()
+    options = engine_options(engine, precision, calibrate, data_root)
     evaluation = evaluate(
         checkpoint, data, split=split, data_root=data_root, cache=cache, device=device,
         batch_size=batch_size, workers=workers, relabel=relabel, engine=options,
         trust_code=trust_code,
     )  # fmt: skip
-    written = _print_and_write(evaluation, json, confusion, predictions, data)
-    if not json:
-        given = flags(split=split, data_root=data_root, relabel=relabel, trust_code=trust_code)
-        _print_end(written, predictions, [checkpoint, data, *given])
-
-
-def _print_and_write(
-    evaluation: Evaluation, json: bool, confusion: Path | None, predictions: Path | None, data: str
-) -> list[str]:
-    """Print the scores, write the files, and return their names."""
     sys.stdout.write(_json(evaluation) if json else _table(evaluation))
-    return _write_files(evaluation, confusion, predictions, data)
+    written = _write_files(evaluation, confusion, predictions, data)
+    if json:
+        return
+    print_results(*written)
+    if predictions is None:
+        given = flags(split=split, data_root=data_root, relabel=relabel, trust_code=trust_code)
+        suggest(("eval", checkpoint, data, *given, "--predictions", "predictions.csv"))
 
 
 def _check_files(
@@ -133,43 +132,26 @@ def _check_files(
     confusion: Path | None,
     predictions: Path | None,
 ) -> None:
-    """Raise `OutputError` if a file must not be written, before minutes of evaluation."""
-    for flag, path, kind in _outputs(confusion, predictions):
-        data_files = files_of_data(data, path, kind, data_root=data_root)
-        inputs = chain(files_of_checkpoint(checkpoint), filter(None, [relabel]), data_files)
-        check_outputs([path], kind, inputs=inputs, overwrite=overwrite, flag=flag)
-
-
-def _print_end(written: Iterable[str], predictions: Path | None, arguments: Iterable[str]) -> None:
-    """Print which files were written, and the command that writes the predictions, if none did."""
-    print_results(*written)
-    if predictions is None:
-        suggest(("eval", *arguments, "--predictions", "predictions.csv"))
-
-
-def run(arguments: list[str]) -> None:
-    """Parse the arguments and evaluate."""
-    with as_flags("batch_size", "workers", "split"):
-        tyro.cli(eval_command, args=arguments, prog="vitkit eval")
-
-
-def _outputs(
-    confusion: Path | None, predictions: Path | None
-) -> Iterator[tuple[str, Path, ResultKind]]:
-    """Yield flag, path and kind of each file to write."""
+    """Raise an error if a file must not be written, before minutes of evaluation."""
+    outputs: list[tuple[str, Path, ResultKind]] = []
     if confusion is not None:
-        if confusion.suffix.lower() not in CONFUSION_FILES:
+        kind = CONFUSION_FILES.get(confusion.suffix.lower())
+        if kind is None:
             raise SettingError(
                 f"--confusion {confusion}: expected a name that ends in .png, .svg or .csv"
             )
-        yield "--confusion", confusion, CONFUSION_FILES[confusion.suffix.lower()]
+        outputs.append(("--confusion", confusion, kind))
     if predictions is not None:
         if confusion is not None and confusion.resolve() == predictions.resolve():
             raise SettingError(
                 f"--confusion and --predictions both name {predictions}; choose another name for "
                 "one of them"
             )
-        yield "--predictions", predictions, PREDICTIONS_FILE
+        outputs.append(("--predictions", predictions, PREDICTIONS_FILE))
+    for flag, path, kind in outputs:
+        data_files = files_of_data(data, path, kind, data_root=data_root)
+        inputs = chain(files_of_checkpoint(checkpoint), filter(None, [relabel]), data_files)
+        check_outputs([path], kind, inputs=inputs, overwrite=overwrite, flag=flag)
 
 
 def _write_files(
@@ -202,14 +184,9 @@ def _write_files(
 def _json(evaluation: Evaluation) -> str:
     classes = []
     for score in evaluation.per_class:
+        interval = {"low": score.low, "high": score.high}
         classes.append(
-            {
-                "class": score.name,
-                "images": score.images,
-                "accuracy": score.accuracy,
-                "low": score.low,
-                "high": score.high,
-            }
+            {"class": score.name, "images": score.images, "accuracy": score.accuracy, **interval}
         )
     document = {
         **evaluation,
@@ -270,13 +247,13 @@ def _table(evaluation: Evaluation) -> str:
         shown = str(value) if isinstance(value, int) else f"{value:.4f}"
         scores.append([name, shown, ", ".join(notes)])
     width = terminal_width()
-    table = align(scores, width)
+    table = format_table(scores, width)
     # classes without mistakes are left out below
     worst = sorted(evaluation.per_class, key=lambda score: score.accuracy)[:LISTED_CLASSES]
     rows = [_class_row(evaluation, score) for score in worst if score.accuracy < 1]
     if rows:
         heading = ["worst classes", "top1", "right", "95 %", "most often predicted as"]
-        table += "\n" + align([heading, *rows], width)
+        table += "\n" + format_table([heading, *rows], width)
     return table + fold(_without_images(evaluation), width)
 
 

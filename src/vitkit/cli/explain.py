@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-import tyro
-from tyro.conf import Positional
-
+from vitkit.cli.arguments import Command, describe_function
 from vitkit.cli.images import (
     StreamedImages,
     files_of_checkpoint,
@@ -20,20 +17,19 @@ from vitkit.cli.images import (
     refuse_images_first,
 )
 from vitkit.cli.output import flags, print_now, print_results
-from vitkit.cli.parsing import as_flags
 from vitkit.data.images.integrity import IMAGE_ENDINGS
-from vitkit.errors import ImageError, SettingError, UserError
+from vitkit.errors import ImageError, SettingError
 from vitkit.explaining.methods import METHODS, choose_method, method_options
 from vitkit.io.results import check_outputs, json_result
 from vitkit.messages import escape, flag_name, percent, plural
+from vitkit.training.config.meaning import Aliases
 
 if TYPE_CHECKING:
     from vitkit.explaining.explanation import Explanation
     from vitkit.explaining.faithfulness import Faithfulness
     from vitkit.explaining.files import ExplanationFiles
     from vitkit.models.vit import ViT
-    from vitkit.prediction.image_list import ImageList
-    from vitkit.prediction.images import FoundImage
+    from vitkit.prediction.images import FoundImage, ImageList
     from vitkit.weights.checkpoint import Checkpoint
 
     MethodName: TypeAlias = str
@@ -96,11 +92,12 @@ class ExplainCommand:
         strict: stop at the first image that cannot be used.
     """
 
-    checkpoint: Positional[str]
-    images: Positional[tuple[str, ...]] = ()
+    checkpoint: str
+    images: tuple[str, ...] = ()
+    _: KW_ONLY
     model: bool = False
     method: MethodName | None = None
-    class_name: Annotated[str | None, tyro.conf.arg(aliases=("--class",))] = None
+    class_name: Annotated[str | None, Aliases(("--class",))] = None
     layer: int | None = None
     head: int | None = None
     option: tuple[str, ...] = ()
@@ -125,18 +122,22 @@ class ExplainCommand:
         )
 
 
-explain_command = ExplainCommand
-"""What the help and the completion describe."""
+def describe(_: Sequence[str] = ()) -> Command:
+    """Describe the verb."""
+    return describe_function("explain", explain_command, EXAMPLES, ExplainCommand)
 
 
-def run(arguments: list[str]) -> None:
-    """Parse the arguments and explain."""
-    with as_flags("layer", "head", "class_name", "split"):
-        given = tyro.cli(ExplainCommand, args=arguments, prog="vitkit explain")
-        if given.model:
-            _explain_model(given)
-        else:
-            _explain_images(given)
+def explain_command(**given: Any) -> None:
+    """Draw what the model has learned, or explain images.
+
+    Args:
+        **given: fields of `ExplainCommand`.
+    """
+    asked = ExplainCommand(**given)
+    if asked.model:
+        _explain_model(asked)
+    else:
+        _explain_images(asked)
 
 
 def _explain_model(given: ExplainCommand) -> None:
@@ -149,7 +150,7 @@ def _explain_model(given: ExplainCommand) -> None:
     found = given.find("--model IMAGES") if given.images else None
     # imported here: wrong paths do not wait for torch
     from vitkit.explaining.model import check_model_files
-    from vitkit.prediction.model_measurement import CheckpointMeasurement
+    from vitkit.prediction.explain_image import CheckpointMeasurement
 
     inputs, output = files_of_checkpoint(given.checkpoint), given.output
     overwrite = given.overwrite
@@ -172,28 +173,25 @@ def _explain_model(given: ExplainCommand) -> None:
 
 def _explain_images(given: ExplainCommand) -> None:
     """Write the explanations of images, and print a line for each."""
-    extra = _read_options(given.option)
-    with _named_as_options(extra):
-        options = _options_of(given.method, {"layer": given.layer, "head": given.head, **extra})
-        if not given.images:
-            raise SettingError(
-                "IMAGES is missing; expected: vitkit explain CHECKPOINT IMAGES ... [flags]"
-            )
-        found = given.find("IMAGES")
-        if _is_file(given.output):
-            _check_one_file(given, found.total)
-        inputs = [*files_of_checkpoint(given.checkpoint), *found.files()]
-        files = _files(given, options, found, inputs)
-        report = Path(given.output) / REPORT if given.faithfulness else None
-        if report is not None:
-            overwrite = given.overwrite
-            check_outputs(
-                [report], REPORT_FILE, inputs=inputs, overwrite=overwrite, flag="--output"
-            )
-        images = StreamedImages(found, strict=given.strict, outputs={})
-        checkpoint, passes = _load(given)
-        explained = _Explained(checkpoint, images, files, report, given.class_name, passes)
-        explained.write([*METHODS] if given.method == ALL else [given.method], options)
+    chosen = {"layer": given.layer, "head": given.head, **_read_options(given.option)}
+    options = _options_of(given.method, chosen)
+    if not given.images:
+        raise SettingError(
+            "IMAGES is missing; expected: vitkit explain CHECKPOINT IMAGES ... [flags]"
+        )
+    found = given.find("IMAGES")
+    if _is_file(given.output):
+        _check_one_file(given, found.total)
+    inputs = [*files_of_checkpoint(given.checkpoint), *found.files()]
+    files = _files(given, options, found, inputs)
+    report = Path(given.output) / REPORT if given.faithfulness else None
+    if report is not None:
+        overwrite = given.overwrite
+        check_outputs([report], REPORT_FILE, inputs=inputs, overwrite=overwrite, flag="--output")
+    images = StreamedImages(found, strict=given.strict, outputs={})
+    checkpoint, passes = _load(given)
+    explained = _Explained(checkpoint, images, files, report, given.class_name, passes)
+    explained.write([*METHODS] if given.method == ALL else [given.method], options)
     _print_end(given, explained)
 
 
@@ -230,18 +228,6 @@ def _options_of(method: str | None, options: Mapping[str, object]) -> dict[str, 
     return chosen
 
 
-@contextmanager
-def _named_as_options(names: Collection[str]) -> Iterator[None]:
-    """Name a value that the block refuses as it was written: `--option steps=0: must be ...`."""
-    try:
-        yield
-    except UserError as error:
-        wrong = error.wrong
-        if wrong is None or wrong.field not in names:
-            raise
-        raise type(error)(f"--option {wrong.field}={wrong.value}: {wrong.expected}") from None
-
-
 def _is_file(output: str) -> bool:
     """Return True if --output names a file, not a folder; refuse one of another kind."""
     path = Path(output)
@@ -258,15 +244,14 @@ def _is_file(output: str) -> bool:
 def _check_one_file(given: ExplainCommand, count: int | None) -> None:
     """Refuse one file where several are written; the number of images may be unknown."""
     output = given.output
-    reasons = [f"{flag_name(name)} writes another" for name in EXTRAS if getattr(given, name)]
-    if count is None:
-        reasons.insert(0, "the paths of - may be several")
-    elif count != 1:
-        reasons.insert(0, f"{plural(count, 'image')} need several")
+    extras = [flag_name(name) for name in EXTRAS if getattr(given, name)]
     if given.method == ALL:
-        reasons.insert(0, "--method all writes several")
-    if reasons:
-        raise SettingError(f"--output {output} is one file, and {reasons[0]}; name a folder")
+        extras.append("--method all")
+    if count != 1 or extras:
+        what = extras[0] if count == 1 else "more than one image"
+        raise SettingError(
+            f"--output {output} is one file, and {what} needs several; name a folder"
+        )
     if given.format == "svg" and not output.lower().endswith(".svg"):
         raise SettingError(
             f"--output {output} does not end in .svg; leave --format svg out, or change the ending"

@@ -6,12 +6,9 @@ import json as json_text
 import sys
 from typing import Any, Literal
 
-import tyro
-from tyro.conf import Positional
-
 from vitkit.cli.images import refuse_images_first
-from vitkit.cli.output import fold, print_results, terminal_width
-from vitkit.cli.parsing import as_flags
+from vitkit.cli.output import print_results
+from vitkit.messages import fold, terminal_width
 from vitkit.process import uncollected_imports
 
 # listed here, since importing the formats imports their runtimes
@@ -27,8 +24,8 @@ EXAMPLES = (
 
 
 def export_command(
-    checkpoint: Positional[str],
-    out: Positional[str],
+    checkpoint: str,
+    out: str,
     *,
     to: ExportFormat,
     data: str | None = None,
@@ -81,9 +78,3 @@ def export_command(
     sys.stdout.write(fold(f"{report}\n", terminal_width()))
     sys.stdout.write(f"\nwithout vitkit:\n\n{report.script}")
     print_results(then=[("inspect", out)])
-
-
-def run(arguments: list[str]) -> None:
-    """Parse the arguments and export."""
-    with as_flags("split", "max_drop"):
-        tyro.cli(export_command, args=arguments, prog="vitkit export")

@@ -8,15 +8,18 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from vitkit.data.images.integrity import IMAGE_ENDINGS
 from vitkit.errors import CheckpointError, DataError, ImageError
 from vitkit.io.results import FileId, ResultKind, file_id, refused_input
 from vitkit.messages import plural, progress_bar
 from vitkit.prediction.find import STDIN, find_images
-from vitkit.prediction.image_list import ImageList
-from vitkit.prediction.images import FoundImage
+from vitkit.prediction.images import FoundImage, ImageList
+from vitkit.process import uncollected_imports
+
+if TYPE_CHECKING:
+    from vitkit.engines.choose import EngineOptions
 
 ImageOutput = TypeVar("ImageOutput")
 
@@ -147,6 +150,41 @@ def _is_image_folder(folder: Path) -> bool:
     return any(path.suffix.lower() in IMAGE_ENDINGS for path in inside)
 
 
+def engine_options(
+    engine: str,
+    precision: str,
+    calibrate: str | None,
+    data_root: str | None,
+    images: int | None = None,
+) -> EngineOptions:
+    """Return the options of an engine by its flags; lines about trials go to stderr.
+
+    Args:
+        engine: a name of the registry, or `auto`.
+        precision: as for `EngineOptions`.
+        calibrate: as for `EngineOptions`.
+        data_root: as for `EngineOptions`.
+        images: number of images that it will run; None if unknown.
+
+    Raises:
+        SettingError: values that do not exist, or not together.
+    """
+    # imported here: --help and wrong paths do not wait for torch
+    with uncollected_imports():
+        from vitkit.engines.choose import EngineOptions
+
+    options = EngineOptions(
+        engine=engine,
+        precision=precision,
+        calibrate=calibrate,
+        data_root=data_root,
+        images=images,
+        report=lambda line: sys.stderr.write(f"vitkit: {line}\n"),
+    )
+    options.check()
+    return options
+
+
 class StreamedImages:
     """Found images that are read once, with their outputs; broken ones are named and counted.
 
@@ -157,12 +195,18 @@ class StreamedImages:
         strict: stop at the first broken image.
         outputs: flag -> the file that it names, which will be written; an image that is one of them
             is refused, also where its path comes from a stream.
+
+    Attributes:
+        labelled: whether some have a label.
+        first: name of the first image that could be used.
     """
 
     def __init__(
         self, images: ImageList, *, strict: bool, outputs: Mapping[str, Path | None]
     ) -> None:
         self.total = images.total
+        self.labelled = bool(images.classes)
+        self.first = ""
         self.strict = strict
         self.count = 0
         self.broken = 0
@@ -200,6 +244,7 @@ class StreamedImages:
                 advance(1)
                 self.count += 1
                 if not isinstance(output, ImageError):
+                    self.first = self.first or image.name
                     yield image, output
                     continue
                 # the error of a single image is the error of the command

@@ -1,14 +1,14 @@
-"""`vitkit models [PATTERN]`."""
+"""`vitkit models [PATTERN]`, and `vitkit summary MODEL|CHECKPOINT`."""
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
-import tyro
-from tyro.conf import Positional
-
-from vitkit.cli.output import Words, align, flags, suggest, terminal_width
+from vitkit.cli.output import Words, flags, suggest
 from vitkit.errors import SettingError
+from vitkit.messages import format_table, terminal_width
 from vitkit.models.presets import preset, table
 from vitkit.other_names import usual_name
 from vitkit.weights.catalogue import catalogue, list_models
@@ -18,11 +18,14 @@ EXAMPLES = (
     "vitkit models 'vit_small*'  # those of one size",
     "vitkit models 'vit_small*' --pretrained  # their published weights",
     "vitkit models --pretrained --licence permissive  # Apache-2.0 and MIT",
+    "vitkit summary vit_tiny_patch16_224  # equal blocks are one row",
+    "vitkit summary vit_tiny_patch16_224 --depth 1 --img-size 384  # shorter, at another size",
+    "vitkit summary runs/photos-vit-1  # the model of a run",
 )
 
 
 def models_command(
-    pattern: Positional[str] = "*", *, pretrained: bool = False, licence: str | None = None
+    pattern: str = "*", *, pretrained: bool = False, licence: str | None = None
 ) -> None:
     """List the models: name, parameters, image size in pixels, family.
 
@@ -38,18 +41,13 @@ def models_command(
     rows = _checkpoints(pattern, licence) if pretrained else _presets(pattern)
     if not rows:
         raise _nothing_found(pattern, licence, pretrained=pretrained)
-    sys.stdout.write(align(rows, terminal_width()))
+    sys.stdout.write(format_table(rows, terminal_width()))
     first = rows[0][0]
     if pretrained:
         entry = catalogue()[first]
         suggest(("inspect", entry.address, *flags(trust_pickle=entry.pickle)))
     else:
         suggest(("summary", first), *listing_weights(first))
-
-
-def run(arguments: list[str]) -> None:
-    """Parse the arguments and list."""
-    tyro.cli(models_command, args=arguments, prog="vitkit models")
 
 
 def listing_weights(model: str) -> list[Words]:
@@ -99,3 +97,53 @@ def _checkpoints(pattern: str, licence: str | None) -> list[list[str]]:
             stated = entry.licence or "not stated"
             rows.append([name, f"{entry.classes:>6}", stated, entry.source, entry.address])
     return rows
+
+
+PLAIN_WIDTH = 140
+"""Columns where the output is not a terminal, so that nothing is cut."""
+FULL_TABLE_WIDTH = 120
+"""Columns that the table needs with all its columns."""
+
+
+def summary_command(model: str, *, depth: int = 3, img_size: int | None = None) -> None:
+    """Print the layer table of a model: shapes, parameters, multiply-adds and memory.
+
+    Args:
+        model: a model's name, or a checkpoint of any known format.
+        depth: levels of nested modules to show; 0 shows the whole model alone.
+        img_size: image size in pixels; default the model's own.
+    """
+    if depth < 0:
+        raise SettingError.about("depth", depth, "must be 0 or more")
+    if img_size is not None and img_size < 1:
+        raise SettingError.about("img_size", img_size, "must be 1 or more")
+    model = model if os.path.exists(model) else usual_name(model, table())
+    # timm's names of models have neither a dot nor a slash
+    is_file = os.path.exists(model) or bool(Path(model).suffix) or "/" in model
+    if not is_file:
+        preset(model)  # a name that does not exist is refused before torch is imported
+    import torch
+    from rich.console import Console
+
+    from vitkit.layer_table import summary
+    from vitkit.models.vit import ViT
+    from vitkit.weights.load import load
+
+    if is_file:
+        vit = load(model).model
+    else:
+        with torch.device("meta"):  # shapes suffice
+            vit = ViT(preset(model))
+    spec = vit.spec
+    size = spec.image_size if img_size is None else (img_size, img_size)
+    layers = summary(vit, (1, spec.in_channels, *size))
+    # a file or a pipe gets the columns of a narrow terminal, too, and cells of any length
+    width = terminal_width()
+    console = Console(highlight=False, width=width or PLAIN_WIDTH)
+    with console.capture() as captured:
+        console.print(layers.render(depth, narrow=(width or 0) < FULL_TABLE_WIDTH))
+    sys.stdout.write(captured.get())
+    if is_file:
+        suggest(("inspect", model))
+    else:
+        suggest(*listing_weights(model))

@@ -6,26 +6,19 @@ import json as json_text
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import tyro
-from tyro.conf import Positional, Suppress
-
 from vitkit import planning
-from vitkit.cli.arguments import Command, describe_function
-from vitkit.cli.output import fold, terminal_width
-from vitkit.cli.parsing import as_flags, read_words, take_fields
-from vitkit.cli.train import FIELDS
 from vitkit.errors import SettingError
-from vitkit.messages import flag_name, short_number
+from vitkit.messages import flag_name, fold, short_number, terminal_width
 from vitkit.models.presets import preset, table
 from vitkit.other_names import usual_name
 from vitkit.planning import GPUName, OptimizerName
 from vitkit.spec import ViTSpec
+from vitkit.training.config.meaning import Aliases
 
 EXAMPLES = (
     "vitkit plan vit_base_patch16_224 --gpus 8 --gpu h200 --batch-size 2048",
@@ -35,11 +28,11 @@ EXAMPLES = (
 
 
 def plan_command(
-    model: Positional[str],
+    model: str,
     *,
-    gpus: Annotated[int, tyro.conf.arg(aliases=("--devices",))] = 1,
+    gpus: Annotated[int, Aliases(("--devices",))] = 1,
     gpu: GPUName = "h100",
-    batch_size: Annotated[int | None, tyro.conf.arg(aliases=("--batch", "-b"))] = None,
+    batch_size: Annotated[int | None, Aliases(("--batch", "-b"))] = None,
     epochs: int = 300,
     images: int = 1_281_167,
     img_size: int | None = None,
@@ -48,7 +41,7 @@ def plan_command(
     model_ema: bool = False,
     compile: bool = False,
     json: bool = False,
-    spec: Suppress[dict[str, Any] | None] = None,
+    spec: dict[str, Any] | None = None,
 ) -> None:
     """Estimate operations, memory, speed and days of a training before it is started.
 
@@ -67,7 +60,7 @@ def plan_command(
         model_ema: keep an average of the weights.
         compile: with a compiled step, a share that was measured on an H100.
         json: print JSON.
-        spec: fields of `ViTSpec`.
+        spec: Any field of the model, such as --spec.patch-size 4.
     """
     settings = {name: value for name, value in locals().items() if name != "json"}
     plan = _plan(Namespace(**settings))
@@ -76,18 +69,6 @@ def plan_command(
         return
     for line in _text(plan):
         sys.stdout.write(f"{fold(line, terminal_width())}\n")
-
-
-def describe(_: Sequence[str] = ()) -> Command:
-    """Describe the verb."""
-    return describe_function("plan", plan_command, examples=EXAMPLES, extra=[FIELDS])
-
-
-def run(arguments: list[str]) -> None:
-    """Parse the arguments and print the plan."""
-    rest, spec = take_fields(read_words(describe(), arguments).ordered)
-    with as_flags(*spec, group="spec."):
-        tyro.cli(partial(plan_command, spec=spec), args=rest, prog="vitkit plan")
 
 
 def _plan(asked: Namespace) -> dict[str, Any]:

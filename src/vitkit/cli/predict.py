@@ -1,54 +1,60 @@
-"""`vitkit predict CHECKPOINT IMAGES...`."""
+"""`vitkit predict CHECKPOINT IMAGES...`, and `vitkit embed CHECKPOINT IMAGES... --out FILE`."""
 
 from __future__ import annotations
 
 import csv as csv_format
-import itertools
+import json as json_format
+import math
 import os
-import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import tyro
-from tyro.conf import Positional
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from vitkit.cli.images import (
     StreamedImages,
+    engine_options,
     files_of_checkpoint,
     find_arguments,
     refuse_images_first,
 )
-from vitkit.cli.output import Write, flags, print_json, print_table
-from vitkit.cli.parsing import EngineChoice, EngineFlags, PrecisionChoice, PredictorFlags, as_flags
+from vitkit.cli.output import flags, print_now, suggest
+from vitkit.engines.registry import EngineChoice, PrecisionChoice
+from vitkit.errors import SettingError
+from vitkit.exporting.artefact import engine_refused, is_artefact, refuse_needless_trust
 from vitkit.io.atomic import replacing
 from vitkit.io.results import ResultPlaces, check_new_files, check_outputs, csv_result
-from vitkit.messages import escape, plural
+from vitkit.messages import escape, format_table, percent, plural, terminal_width
+from vitkit.prediction.features_file import FEATURES_FILE, write_features
+from vitkit.process import uncollected_imports
 
 if TYPE_CHECKING:
-    from vitkit.prediction.image_list import ImageList
-    from vitkit.prediction.images import FoundImage
+    from vitkit.engines.choose import EngineOptions
+    from vitkit.prediction.images import FoundImage, ImageList
     from vitkit.prediction.labels import RightAnswers
     from vitkit.prediction.predictor import Prediction, Predictor
 
+Write: TypeAlias = "Callable[[FoundImage, Prediction], object]"
 CSV_HEADER = ("image", "rank", "label", "probability")
 LABELLED_HEADER = (*CSV_HEADER, "true_label")
 CSV_FILE = csv_result("a table of predictions", CSV_HEADER, LABELLED_HEADER)
-
 
 EXAMPLES = (
     "vitkit predict runs/photos-vit-1 cat.jpg  # the five most probable classes",
     "vitkit predict runs/photos-vit-1 'photos/**/*.jpg' --csv all.csv --top-k 1",
     "vitkit predict model.safetensors mnist --split test --json  # a dataset, for a program",
+    "vitkit embed runs/photos-vit-1 photos --out features.npz  # all images of a folder",
+    "vitkit embed runs/photos-vit-1 mnist --split test --out test.npz  # with labels",
+    "vitkit embed model.safetensors 'photos/*.png' --out png.npz  # quoted patterns",
 )
 
 
 def predict_command(
-    checkpoint: Positional[str],
-    images: Positional[tuple[str, ...]],
+    checkpoint: str,
+    images: tuple[str, ...],
     *,
     top_k: int = 5,
     device: str = "auto",
@@ -92,24 +98,122 @@ def predict_command(
         trust_code: open an exported .pt2 model, which can run code that is in it.
     """
     refuse_images_first("predict", checkpoint, "IMAGES")
-    outputs = _Outputs(csv, save_images, as_json=json, overwrite=overwrite)
+    table = None if csv is None else Path(csv)
+    folder = None if save_images is None else Path(save_images)
     named = [*map(Path, images), *files_of_checkpoint(checkpoint)]
-    outputs.check_table(named)  # by the names alone: opening a large dataset takes time
+    if table is not None:  # by the names alone: opening a large dataset takes time
+        check_outputs([table], CSV_FILE, inputs=named, overwrite=overwrite, flag="--csv")
     found = find_arguments(images, split=split, data_root=data_root, strict=strict)
-    outputs.check(found, named)
-    choice = EngineFlags(engine, precision, calibrate, data_root)
-    opening = PredictorFlags(choice, device, batch_size, allow_partial, trust_code)
-    predictor, labels = opening.open(checkpoint, found)
-    usable = StreamedImages(found, strict=strict, outputs={"--csv": outputs.table})
-    outputs.write(usable.with_outputs(predictor.stream(usable, top_k)), predictor, labels, found)
-    outputs.print_next([checkpoint, *images], flags(split=split, data_root=data_root))
+    if folder is not None:
+        _check_drawings(folder, found, named, overwrite=overwrite)
+    refuse_needless_trust(checkpoint, trust_code=trust_code)
+    if is_artefact(checkpoint):
+        plain = (engine, precision, calibrate) == ("auto", "float32", None)
+        if not plain or device not in ("auto", "cpu"):
+            raise engine_refused(checkpoint)
+        predictor, answers = _open_exported(
+            checkpoint, found, batch_size, allow_partial=allow_partial, trust_code=trust_code
+        )
+    else:
+        options = engine_options(engine, precision, calibrate, data_root, found.total)
+        predictor, answers = _open(
+            checkpoint, found, options, device, batch_size, allow_partial=allow_partial
+        )
+    usable = StreamedImages(found, strict=strict, outputs={"--csv": table})
+    predictions = usable.with_outputs(predictor.stream(usable, top_k))
+    with _writers(table, folder, found, answers, json=json, overwrite=overwrite) as writers:
+        for image, prediction in predictions:
+            answers.add(image, prediction.label)
+            for write in writers:
+                write(image, prediction)
+    lines = answers.lines()
+    if table is not None:
+        lines.append(f"wrote {escape(table)}: {plural(usable.count - usable.broken, 'image')}")
+    if folder is not None:
+        lines.append(f"wrote {plural(usable.count - usable.broken, 'image')} to {escape(folder)}")
+    sys.stderr.writelines(f"{line}\n" for line in lines)  # stdout is for results only
+    _suggest(usable, checkpoint, images, flags(split=split, data_root=data_root))
     usable.refuse_broken()
 
 
-def run(arguments: list[str]) -> None:
-    """Parse the arguments and predict."""
-    with as_flags("batch_size", "top_k", "split"):
-        tyro.cli(predict_command, args=arguments, prog="vitkit predict")
+def _open(
+    path: str,
+    images: ImageList,
+    options: EngineOptions,
+    device: str,
+    batch_size: int,
+    *,
+    allow_partial: bool,
+) -> tuple[Predictor, RightAnswers]:
+    """Return the predictor of a checkpoint, and the counter of right answers."""
+    # imported here, as below: --help and wrong paths do not wait for torch
+    with uncollected_imports():
+        from vitkit.prediction.labels import RightAnswers, match_labels
+        from vitkit.prediction.predictor import Predictor
+        from vitkit.weights.load import load
+
+    loaded = load(path, strict=not allow_partial)
+    predictor = Predictor.from_checkpoint(
+        loaded, engine=options, device=device, batch_size=batch_size
+    )
+    return predictor, RightAnswers(match_labels(loaded, images.classes))
+
+
+def _open_exported(
+    path: str, images: ImageList, batch_size: int, *, allow_partial: bool, trust_code: bool
+) -> tuple[Predictor, RightAnswers]:
+    """Return the predictor of an exported model, and the counter of right answers."""
+    if allow_partial:
+        raise SettingError(
+            f"--allow-partial has no effect: {path} is an exported model, which is whole; "
+            "leave it out"
+        )
+    with uncollected_imports():
+        from vitkit.prediction.labels import RightAnswers, match_names
+        from vitkit.prediction.predictor import Predictor
+
+    predictor = Predictor(path, batch_size=batch_size, trust_code=trust_code)
+    names = match_names(predictor.classes, predictor.classes, images.classes)
+    return predictor, RightAnswers(names)
+
+
+def _suggest(
+    usable: StreamedImages, checkpoint: str, images: tuple[str, ...], chosen: list[str]
+) -> None:
+    """Print the command that could come next; `chosen`: flags that chose images of a dataset."""
+    if usable.labelled and len(images) == 1:
+        suggest(("eval", checkpoint, *images, *chosen))
+    elif os.path.isfile(usable.first):
+        suggest(("explain", checkpoint, usable.first))
+
+
+# Writers of predictions: each gets an image with its prediction as soon as it is computed.
+
+
+@contextmanager
+def _writers(
+    table: Path | None,
+    folder: Path | None,
+    images: ImageList,
+    answers: RightAnswers,
+    *,
+    json: bool,
+    overwrite: bool,
+) -> Iterator[list[Write]]:
+    """Yield the writers of the table, the drawings and what is printed."""
+    # files are completed even if nobody reads stdout
+    put = partial(print_now, keeps_running=table is not None or folder is not None)
+    with ExitStack() as stack:
+        writers: list[Write] = []
+        if table is not None:
+            writers.append(stack.enter_context(_csv(table, bool(images.classes))))
+        if json:
+            writers.append(stack.enter_context(_json(put)))
+        elif table is None:
+            writers.append(partial(_print, put, terminal_width()))
+        if folder is not None:
+            writers.append(_drawer(folder, images, answers, overwrite=overwrite))
+        yield writers
 
 
 @contextmanager
@@ -129,163 +233,148 @@ def _csv(path: Path, has_labels: bool) -> Iterator[Write]:
         file.flush()  # before `replacing` renames it
 
 
-class _Drawings:
-    """Drawings of predictions in a folder; they replace nothing without `overwrite`.
+@contextmanager
+def _json(put: Callable[[str], object]) -> Iterator[Write]:
+    """Print a JSON list, an entry at a time.
 
-    Args:
-        folder: where they are written.
-        images: the images that will be drawn.
-        inputs: further files that the command reads.
-        overwrite: replace existing files that are not inputs. Of a stream the inputs are not known
-            yet, so that only earlier drawings are replaced.
-
-    Raises:
-        OutputError: one of the files exists, or the folder cannot be written.
+    Names of files are exact: a byte that is not UTF-8 is a lone surrogate, as for `os.fsencode`.
     """
+    separator = "[\n  "
 
-    def __init__(
-        self, folder: Path, images: ImageList, inputs: Iterable[Path], *, overwrite: bool
-    ) -> None:
-        self.folder = folder
-        self._places = ResultPlaces(folder, ".png")
-        self._overwrite = overwrite
-        self._is_stream = images.total is None
-        if not self._is_stream:
-            places = ResultPlaces(folder, ".png")
-            check_new_files(
-                (places.path(image.place) for image in images),
-                inputs=itertools.chain(inputs, images.files()),
-                overwrite=overwrite,
-                flag="--save-images",
-            )
+    def write(image: FoundImage, prediction: Prediction) -> None:
+        nonlocal separator
+        row: dict[str, Any] = {
+            "image": image.name,
+            "label": prediction.label,
+            "probability": prediction.probability,
+            "top": [{"label": label, "probability": p} for label, p in prediction.top],
+        }
+        if image.label:
+            row["true_label"] = image.label
+        put(separator + json_format.dumps(row, indent=2).replace("\n", "\n  "))
+        separator = ",\n  "
 
-    def save(self, answers: RightAnswers, image: FoundImage, prediction: Prediction) -> None:
-        """Draw an image and write the drawing."""
-        from vitkit.prediction.drawing import DRAWING_FILE, draw_prediction, save_drawing
+    yield write
+    put("\n]\n")
 
-        path = self._places.path(image.place)
-        may_replace = self._overwrite and (not self._is_stream or DRAWING_FILE.is_result(path))
-        # again: the paths of a stream were unknown, and the file may exist by now
-        if not may_replace:
+
+EIGHTHS = ("", *"▏▎▍▌▋▊▉")
+"""The last character of a bar, which is filled by so many eighths."""
+
+
+def _print(
+    put: Callable[[str], object], width: int | None, image: FoundImage, prediction: Prediction
+) -> None:
+    """Print an image, and a row with a bar for each of its classes; for programs, in one line."""
+    if width is None:
+        classes = ", ".join(f"{escape(label)} {p:.3f}" for label, p in prediction.top)
+        put(f"{escape(image.name)}: {classes}\n")
+        return
+    rows = []
+    for rank, (label, probability) in enumerate(prediction.top):
+        number = percent(probability)
+        if rank and number == percent(0.0):
+            break
+        rows.append([f"  {escape(label)}", number, _bar(probability, width // 5)])
+    put(f"{escape(image.name)}\n{format_table(rows, width, right=[1])}")
+
+
+def _bar(share: float, width: int) -> str:
+    """Return a bar as long as the share is large; it may be NaN."""
+    if not math.isfinite(share):
+        return ""
+    whole, eighths = divmod(round(share * width * 8), 8)
+    return "█" * whole + EIGHTHS[eighths]
+
+
+def _check_drawings(
+    folder: Path, images: ImageList, inputs: Iterable[Path], *, overwrite: bool
+) -> None:
+    """Raise `OutputError` if a drawing would replace a file that it must not."""
+    places = ResultPlaces(folder, ".png")
+    check_new_files(
+        (places.path(image.place) for image in images) if images.total is not None else (),
+        inputs=chain(inputs, images.files()),
+        overwrite=overwrite,
+        flag="--save-images",
+    )
+
+
+def _drawer(folder: Path, images: ImageList, answers: RightAnswers, *, overwrite: bool) -> Write:
+    """Write a drawing of each image into a folder.
+
+    Of a stream the files are not known before, so that only earlier drawings are replaced.
+    """
+    from vitkit.prediction.drawing import DRAWING_FILE, draw_prediction, save_drawing
+
+    places = ResultPlaces(folder, ".png")
+
+    def write(image: FoundImage, prediction: Prediction) -> None:
+        path = places.path(image.place)
+        if images.total is None and not (overwrite and DRAWING_FILE.is_result(path)):
             check_new_files([path], inputs=(), overwrite=False, flag="--save-images")
+        is_right = answers.is_right(image, prediction.label)
         drawing = draw_prediction(
-            image.read(),
-            prediction,
-            true_label=image.label,
-            is_right=answers.is_right(image, prediction.label),
+            image.read(), prediction, true_label=image.label, is_right=is_right
         )
         save_drawing(path, drawing)
 
+    return write
 
-class _Outputs:
-    """All that the command writes and prints.
+
+def embed_command(
+    checkpoint: str,
+    images: tuple[str, ...],
+    *,
+    out: str,
+    device: str = "auto",
+    batch_size: int = 64,
+    engine: EngineChoice = "auto",
+    precision: PrecisionChoice = "float32",
+    calibrate: str | None = None,
+    split: str | None = None,
+    data_root: str | None = None,
+    overwrite: bool = False,
+    strict: bool = False,
+) -> None:
+    """Write the pooled features of images as arrays `features` (N, D) and `images` (N,).
+
+    Images of a dataset also have their class names in the array `labels` (N,). An image that is
+    missing or cannot be used is named on stderr and left out; the others are written, and the exit
+    code is 2 at the end.
 
     Args:
-        csv: path of the table, if any.
-        save_images: folder of the drawings, if any.
-        as_json: print JSON instead of lines.
-        overwrite: replace existing files that are not inputs.
-
-    Attributes:
-        table: the path of the table, if any.
+        checkpoint: a run folder (its best weights), or a checkpoint of any known format.
+        images: files, folders, quoted patterns ('photos/**/*.png'), http(s) addresses, - (reads
+            paths from the standard input), or datasets (list.csv, x.parquet, 'wds:*.tar', mnist).
+        out: the .npz file to write.
+        device: cpu, cuda, mps or auto.
+        batch_size: images per batch.
+        engine: auto, torch, compile, openvino or onnxruntime; auto: the fastest here, by trials.
+        precision: float32, bfloat16 or int8; auto: the fastest with the same predictions.
+        calibrate: DATA for int8, such as the training data; its test split is not used.
+        split: train, val or test: only this split of datasets and of folders with class folders.
+        data_root: folder of the named datasets, or the folder that the paths of a CSV begin at.
+        overwrite: replace any existing file that is not an input; default: only earlier features.
+        strict: stop at the first image that is missing or cannot be used, and write nothing.
     """
+    path = Path(out)
+    refuse_images_first("embed", checkpoint, "IMAGES")
+    # by the names alone: opening a large dataset takes time
+    named = [*map(Path, images), *files_of_checkpoint(checkpoint)]
+    check_outputs([path], FEATURES_FILE, inputs=named, overwrite=overwrite, flag="--out")
+    found = find_arguments(images, split=split, data_root=data_root, strict=strict)
+    options = engine_options(engine, precision, calibrate, data_root, found.total)
+    with uncollected_imports():
+        from vitkit.prediction.predictor import feature_predictor
+        from vitkit.weights.load import load
 
-    def __init__(
-        self, csv: str | None, save_images: str | None, *, as_json: bool, overwrite: bool
-    ) -> None:
-        self.table = None if csv is None else Path(csv)
-        self._folder = None if save_images is None else Path(save_images)
-        self._as_json = as_json
-        self._overwrite = overwrite
-        self._drawings: _Drawings | None = None
-        self._example = ""
-        self._counted_right = False
-
-    def check_table(self, inputs: Iterable[Path]) -> None:
-        """Raise `OutputError` if the table must not be written."""
-        if self.table is not None:
-            check_outputs(
-                [self.table], CSV_FILE, inputs=inputs, overwrite=self._overwrite, flag="--csv"
-            )
-
-    def check(self, images: ImageList, inputs: Sequence[Path]) -> None:
-        """Raise `OutputError` if a result of these images must not be written.
-
-        Args:
-            images: the images that will be predicted.
-            inputs: further files that the command reads.
-        """
-        self.check_table(itertools.chain(inputs, images.files()))
-        if self._folder is not None:
-            self._drawings = _Drawings(self._folder, images, inputs, overwrite=self._overwrite)
-
-    def write(
-        self,
-        predictions: Iterable[tuple[FoundImage, Prediction]],
-        predictor: Predictor,
-        labels: dict[str, str],
-        images: ImageList,
-    ) -> None:
-        """Write predictions as they come; then print, on stderr, what was right and written.
-
-        Args:
-            predictions: predictions of the images that can be used.
-            predictor: predictor that made them.
-            labels: class of the dataset -> label of a prediction.
-            images: the images.
-        """
-        from vitkit.prediction.labels import RightAnswers
-
-        answers = RightAnswers(labels)
-        count = 0
-        with self._writers(answers, predictor.classes, images) as writers:
-            for image, prediction in predictions:
-                count += 1
-                answers.add(image, prediction.label)
-                for write in writers:
-                    write(image, prediction)
-                if not self._example and os.path.isfile(image.name):
-                    self._example = image.name
-        lines = answers.lines()
-        self._counted_right = bool(lines)
-        written = plural(count, "image")
-        if self.table is not None:
-            lines.append(f"wrote {escape(self.table)}: {written}")
-        if self._folder is not None:
-            lines.append(f"wrote {written} to {escape(self._folder)}")
-        # stdout is for results only
-        sys.stderr.writelines(f"{line}\n" for line in lines)
-
-    @contextmanager
-    def _writers(
-        self, answers: RightAnswers, classes: tuple[str, ...], images: ImageList
-    ) -> Iterator[list[Write]]:
-        # files are completed even if nobody reads stdout
-        keeps_running = self.table is not None or self._folder is not None
-        with ExitStack() as stack:
-            writers: list[Write] = []
-            if self.table is not None:
-                writers.append(stack.enter_context(_csv(self.table, bool(images.classes))))
-            if self._as_json:
-                writers.append(stack.enter_context(print_json(keeps_running=keeps_running)))
-            if not writers:
-                table = print_table(images, classes, keeps_running=keeps_running)
-                writers.append(stack.enter_context(table))
-            if self._drawings is not None:
-                writers.append(partial(self._drawings.save, answers))
-            yield writers
-
-    def print_next(self, arguments: Sequence[str], choice: Sequence[str]) -> None:
-        """Print the command that could come next, on a terminal.
-
-        Args:
-            arguments: the checkpoint and the images, as they were named.
-            choice: flags that chose the images of a dataset.
-        """
-        if not sys.stderr.isatty():
-            return
-        command = ["explain", arguments[0], self._example]
-        if self._counted_right and len(arguments) == 2:
-            command = ["eval", *arguments, *choice]
-        if all(command):
-            sys.stderr.write(f"next: vitkit {escape(shlex.join(command))}\n")
+    predictor = feature_predictor(
+        load(checkpoint), device=device, batch_size=batch_size, options=options
+    )
+    usable = StreamedImages(found, strict=strict, outputs={"--out": path})
+    features = usable.with_outputs(predictor.outputs(usable))
+    count, width = write_features(path, features, has_labels=bool(found.classes))
+    size = f"{plural(count, 'image')} x {plural(width, 'feature')}"
+    sys.stdout.write(f"wrote {escape(path)}: {size}\n")
+    usable.refuse_broken()

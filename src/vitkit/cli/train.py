@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tyro
-
-from vitkit.cli.arguments import Argument, Command, Group, describe_settings
+from vitkit.cli.arguments import (
+    HELP,
+    Argument,
+    Command,
+    describe_settings,
+    parse,
+    wants_help,
+)
 from vitkit.cli.output import flags, print_results
-from vitkit.cli.parsing import HELP, SPEC, Words, as_flags, read_flags, take_fields, wants_help
 from vitkit.errors import SettingError, VitkitError
 from vitkit.io.atomic import write_bytes
 from vitkit.io.results import check_outputs, png_result
@@ -70,23 +73,15 @@ DATA = Argument(
     " (in quotes, or the shell expands it), a dataset of the Hub as hf://owner/name, or one of "
     "digits, mnist, fashion-mnist, cifar10, cifar100. A resumed run has its own.",
 )
-FIELDS = replace(SPEC, help="Any field of the model, such as --spec.patch-size 4.")
-PROVE_RESUME = Argument(
-    name="prove_resume",
-    flags=("--prove-resume",),
-    kind=bool,
-    default=False,
-    help="Train nothing: one run is killed and resumed, another one is not, and both must end with "
-    "the same bits.",
-)
-SHOW_BATCH = Argument(
-    name="show_batch",
-    flags=("--show-batch",),
-    kind=bool,
-    default=False,
-    help=f"Train nothing: draw the first training batch, augmented as the model gets it, in "
-    f"{BATCH_FIGURE}.",
-)
+OF_THE_VERB = {
+    "prove_resume": "Train nothing: one run is killed and resumed, another one is not, and both "
+    "must end with the same bits.",
+    "show_batch": "Train nothing: draw the first training batch, augmented as the model gets it, "
+    f"in {BATCH_FIGURE}.",
+}
+"""Flags that are not settings of a run, with their help."""
+NO_FLAGS = ("data", "start")
+"""Settings that are not flags: the positional argument, and what a run writes for itself."""
 COMMON = (
     "data",
     "data_root",
@@ -111,12 +106,10 @@ COMMON = (
     "devices",
     "workers",
     "seed",
-    SHOW_BATCH.name,
+    "show_batch",
 )
 """Arguments of the short help: those that beginners need, and that tutorials of other programs
 begin with."""
-OF_THE_VERB = (PROVE_RESUME.name, SHOW_BATCH.name)
-"""Flags that are not settings of a run."""
 EXAMPLES = (
     "vitkit train photos  # a folder with one folder of images per class",
     "vitkit train photos --show-batch  # look at the images that it will train on",
@@ -126,117 +119,73 @@ EXAMPLES = (
 )
 
 
-def describe(arguments: Sequence[str] = ()) -> Command:
-    """Describe the verb; the recipe in the arguments decides the defaults of the help."""
-    base = TrainConfig(data="")
-    if wants_help(arguments):
-        words = [word for word in arguments if word not in HELP]
-        read = read_flags(_command(base), words)
-        base = TrainConfig(**layered(recipe_settings(read.last("recipe")), {"data": ""}))
-    return _command(base)
+def describe(words: Sequence[str] = ()) -> Command:
+    """Describe the verb; the recipe in the words decides the defaults of the help."""
+    command = _command(TrainConfig(data=""))
+    if not wants_help(words):
+        return command
+    given = parse(command, (word for word in words if word not in HELP), complete=False)
+    recipe = recipe_settings(given.get("recipe"))
+    return _command(TrainConfig(**layered(recipe, {"data": ""})))
 
 
-def _command(base: TrainConfig) -> Command:
-    groups = [Group(title="arguments", arguments=(DATA,))]
-    extra = {"model": (FIELDS,), "run": (PROVE_RESUME, SHOW_BATCH)}
-    for group in describe_settings(SECTIONS, base):
-        arguments = (*group.arguments, *extra.get(group.title, ()))
-        groups.append(Group(title=group.title, arguments=arguments))
+def _command(defaults: TrainConfig) -> Command:
+    groups = {"arguments": (DATA,), **describe_settings(SECTIONS, defaults, NO_FLAGS)}
+    for name, text in OF_THE_VERB.items():
+        flag = f"--{name.replace('_', '-')}"
+        groups["run"] += (Argument(name=name, flags=(flag,), kind=bool, default=False, help=text),)
     return Command(
         verb="train",
+        function=train_command,
         description=DESCRIPTION,
-        groups=tuple(groups),
+        groups=groups,
         examples=EXAMPLES,
         common=COMMON,
     )
 
 
-def run(arguments: list[str]) -> None:
-    """Merge the settings in their order of precedence and train."""
-    words = read_flags(describe(), arguments)
-    recipe = recipe_settings(words.last("recipe"))
+def train_command(*, prove_resume: bool = False, show_batch: bool = False, **settings: Any) -> None:
+    """Merge the settings, defaults < those of the stopped run < recipe < flags, and train.
+
+    Args:
+        prove_resume: only prove that runs resume exactly.
+        show_batch: only draw the first batch.
+        **settings: fields of `TrainConfig` that were given as flags.
+    """
+    recipe = recipe_settings(settings.get("recipe"))
     stored: Settings = {}
-    resume = words.last("resume")
-    if resume is not None:
-        # imported here and in _begin: --help and mistyped flags do not wait for torch
+    if "resume" in settings:
+        # imported here and below: --help and mistyped flags do not wait for torch
         from vitkit.training.resume import resumed_settings
 
-        stored = resumed_settings(resume, words.last("output"), recipe)
-    words_of_run, spec = take_fields(words.flag_words(*OF_THE_VERB))
-    data = _data(words, stored)
-    config = _configured(data, words_of_run, spec, (stored, recipe), words)
-    show, prove = words.last("show_batch") == "True", words.last("prove_resume") == "True"
-    if show and prove:
+        stored = resumed_settings(settings["resume"], settings.get("output"), recipe)
+    config = TrainConfig(**layered(stored, recipe, settings))
+    if show_batch and prove_resume:
         raise SettingError("--show-batch and --prove-resume cannot be combined")
-    with as_flags(*spec, group="spec."):
-        if show:
-            _write_batch_figure(config)
-        else:
-            _begin(config, prove=prove)
-
-
-def _data(words: Words, stored: Settings) -> str:
-    """Return DATA, or the data of the stopped run.
-
-    Raises:
-        SettingError: it is not given, or more than once.
-    """
-    first, *others = words.positionals or [str(stored.get("data", ""))]
-    if first.startswith("wds:") and any(name.endswith(".tar") for name in others):
-        raise SettingError(
-            f"the shell expanded the name of the shards to {len(others) + 1:,} names; put it in "
-            "quotes: 'wds:shards-{0000..0099}.tar'"
-        )
-    if others:
-        raise SettingError(
-            f"{others[0]!r} is one argument too many; expected: vitkit train DATA [flags]"
-        )
-    if not first:
-        raise SettingError("DATA is missing; expected: vitkit train DATA [flags]")
-    return first
-
-
-def _configured(
-    data: str,
-    flags: list[str],
-    spec: Mapping[str, Any],
-    layers: tuple[Settings, Settings],
-    words: Words,
-) -> TrainConfig:
-    """Merge all settings: defaults < `layers` (the stopped run's, the recipe's) < flags."""
-    settings: Settings = {"data": data, "spec": spec}
-    # fields of a spec belong to a model
-    if words.last("model") is not None:
-        settings["model"] = words.last("model")
-    # the defaults of the flags: the settings without them
-    base = TrainConfig(**layered(*layers, settings))
-    with as_flags(*(field.name for field in fields(TrainConfig))):
-        config = tyro.cli(TrainConfig, default=base, args=flags, prog="vitkit train")
-    for name in words.values:
-        if name not in ("spec", *OF_THE_VERB):
-            settings[name] = getattr(config, name)
-    return TrainConfig(**layered(*layers, settings))
-
-
-def _begin(config: TrainConfig, *, prove: bool) -> None:
-    """Prove that runs resume exactly, search candidates, or train."""
-    if prove and config.auto:
-        raise SettingError("--prove-resume tests a single run; leave out --auto")
-    if prove and config.devices > 1:
-        raise SettingError(
-            f"--prove-resume runs in one process; leave out --devices {config.devices}"
-        )
-    if prove:
-        from vitkit.training.resume_check import prove_resume
-
-        proof = prove_resume(config)
-        sys.stdout.write(f"{proof}\n")
-        if not proof.is_exact:
-            raise VitkitError("the resumed run did not end with the same bits; please report it")
+    if show_batch:
+        _write_batch_figure(config)
+    elif prove_resume:
+        _prove(config)
     else:
         from vitkit.api import train_and_report
 
         _print_end(config, *train_and_report(config))
+
+
+def _prove(config: TrainConfig) -> None:
+    """Prove that runs of a configuration resume exactly."""
+    if config.auto:
+        raise SettingError("--prove-resume tests a single run; leave out --auto")
+    if config.devices > 1:
+        raise SettingError(
+            f"--prove-resume runs in one process; leave out --devices {config.devices}"
+        )
+    from vitkit.training.resume_check import prove_resume
+
+    proof = prove_resume(config)
+    sys.stdout.write(f"{proof}\n")
+    if not proof.is_exact:
+        raise VitkitError("the resumed run did not end with the same bits; please report it")
 
 
 def _print_end(config: TrainConfig, result: TrainResult, report: Path | None) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TypeAlias
@@ -34,25 +32,6 @@ RIGHT, WRONG = ("\N{CHECK MARK}", "#1a7f37"), ("\N{BALLOT X}", "#c4281c")
 """Mark and colour of the true class."""
 
 
-@dataclass(frozen=True)
-class _Row:
-    """Wrapped text of the caption, perhaps with a number on its right and a bar below."""
-
-    lines: list[str]
-    font: Font
-    colour: str
-    probability: float | None = None
-
-    @property
-    def height(self) -> int:
-        """Pixels, with the space to the next row."""
-        size = round(self.font.size)
-        below = size // 3
-        if self.probability is not None:
-            below = size  # room for the bar
-        return len(self.lines) * _line(size) + below
-
-
 def draw_prediction(
     pixels: RGBPixels, prediction: Prediction, *, true_label: str = "", is_right: bool = False
 ) -> Image.Image:
@@ -73,23 +52,35 @@ def draw_prediction(
     image = _scale(Image.fromarray(pixels))
     width = max(image.width, NARROWEST)
     size = round(min(max(width / 28, 13), 26))
-    inner = width - 2 * size
-    rows: list[_Row] = []
+    line_height, inner = round(size * 1.3), width - 2 * size
+    # lines of text, their colour, bold or not, and the length of the bar below, if any
+    rows: list[tuple[list[str], str, bool, float | None]] = []
     for rank, (label, probability) in enumerate(prediction.top[:CLASSES_SHOWN]):
-        font, colour = (_font(size), PALE) if rank else (_font(size, bold=True), INK)
+        font = _font(size, bold=rank == 0)
         # the number stands on the right of the first line
-        room = inner - font.getlength("100.0 % ")
-        lines = _wrap(escape(label), font, room)
-        rows.append(_Row(lines, font, colour, probability))
+        lines = _wrap(escape(label), font, inner - font.getlength("100.0 % "))
+        rows.append((lines, PALE if rank else INK, rank == 0, probability))
     if true_label:
         mark, colour = RIGHT if is_right else WRONG
-        font = _font(size)
-        lines = _wrap(f"{mark} true: {escape(true_label)}", font, inner)
-        rows.append(_Row(lines, font, colour))
-    height = image.height + size + sum(row.height for row in rows) + size // 3
-    sheet = Image.new("RGB", (width, height), "white")
+        text = f"{mark} true: {escape(true_label)}"
+        rows.append((_wrap(text, _font(size), inner), colour, False, None))
+    caption = sum(len(lines) * line_height + size for lines, *_ in rows)
+    sheet = Image.new("RGB", (width, image.height + size + caption), "white")
     sheet.paste(image, ((width - image.width) // 2, 0))
-    _draw_rows(ImageDraw.Draw(sheet), rows, left=size, top=image.height + size, width=inner)
+    pen, top = ImageDraw.Draw(sheet), image.height + size
+    for lines, colour, bold, share in rows:
+        font = _font(size, bold=bold)
+        if share is not None:
+            pen.text((width - size, top), percent(share), colour, font, anchor="ra")
+        for line in lines:
+            pen.text((size, top), line, colour, font)
+            top += line_height
+        if share is not None:
+            for part, fill in ((1.0, TRACK), (share, BAR)):
+                # at least a pixel, so that the bar begins where the track does
+                end = size + max(1, round(part * inner)) - 1
+                pen.rectangle((size, top, end, top + max(2, size // 4) - 1), fill=fill)
+        top += size
     return sheet
 
 
@@ -101,27 +92,6 @@ def _wrap(text: str, font: Font, width: float) -> list[str]:
         letters -= 1
         lines = textwrap.wrap(text, letters)
     return lines
-
-
-def _draw_rows(
-    pen: ImageDraw.ImageDraw, rows: list[_Row], *, left: int, top: int, width: int
-) -> None:
-    for row in rows:
-        size = round(row.font.size)
-        below = top
-        for line in row.lines:
-            pen.text((left, below), line, row.colour, row.font)
-            below += _line(size)
-        if row.probability is not None:
-            number = percent(row.probability)
-            pen.text((left + width, top), number, row.colour, row.font, anchor="ra")
-            bar_height = max(2, size // 4)
-            for part, colour in ((1.0, TRACK), (row.probability, BAR)):
-                if math.isfinite(part):
-                    # at least a pixel, so that the bar begins where the track does
-                    end = left + max(1, round(part * width)) - 1
-                    pen.rectangle((left, below, end, below + bar_height - 1), fill=colour)
-        top += row.height
 
 
 def save_drawing(path: Path, drawing: Image.Image) -> None:
@@ -149,10 +119,6 @@ def _scale(image: Image.Image) -> Image.Image:
     if longer > LARGEST_SIDE:
         image.thumbnail((LARGEST_SIDE, LARGEST_SIDE), Image.Resampling.LANCZOS)
     return image
-
-
-def _line(size: int) -> int:
-    return round(size * 1.3)
 
 
 @cache

@@ -10,29 +10,29 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from PIL import Image
 
-from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.images.integrity import IMAGE_ENDINGS
-from vitkit.data.sources.csv_list import read_rows
-from vitkit.data.sources.image_folder import count_by_kind, list_folder
-from vitkit.data.sources.open import LISTS, open_dataset
-from vitkit.errors import DataError, SettingError
+from vitkit.errors import DataError, ImageError, SettingError
 from vitkit.io.download import is_web_address
 from vitkit.messages import did_you_mean, escape, nearest_parent, plural
-from vitkit.prediction.image_list import (
-    Address,
-    Files,
+from vitkit.prediction.images import (
+    AnyImage,
     ImageGroup,
     ImageList,
-    Lines,
-    UnusableFile,
-    dataset_parts,
+    LineStream,
+    address_group,
+    dataset_groups,
+    files_group,
+    lines_group,
+    unusable_group,
 )
-from vitkit.prediction.images import AnyImage, LineStream
+
+if TYPE_CHECKING:
+    from vitkit.data.datasets.dataset import Dataset
 
 Images: TypeAlias = str | PathLike[str] | Iterable[AnyImage]
 """Images, or one name to find them by: a path, a folder, a pattern or an address."""
@@ -74,123 +74,115 @@ def find_images(
     """
     if not names:
         raise DataError("no images given; name files, folders or a dataset")
-    parts: list[ImageGroup] = []
+    groups: list[ImageGroup] = []
     warnings: list[str] = []
-    is_lenient = missing_ok and split is None and len(names) > 1
-    missing = _missing_files(names) if is_lenient else set()
-    other: list[DataError] = []
+    errors: list[DataError] = []
     for name in names:
-        if isinstance(name, Dataset):
-            parts += dataset_parts(name, split)
+        if not isinstance(name, str | os.PathLike):
+            groups += dataset_groups(_as_dataset(name), split)
             continue
-        text = _as_text(name)
+        text = os.fspath(name)
+        if not text:  # the folder would be the working folder
+            raise DataError("a name of images is empty; '.' is the working folder")
         if text == STDIN and stdin is not None:
-            parts.append(_read_lines(stdin, parts))
-        elif is_web_address(text):
-            parts.append(Address(text))
-        # the usual case, without imports for the other kinds
-        elif split is None and text.lower().endswith(IMAGE_ENDINGS) and os.path.isfile(text):
-            parts.append(Files([text]))
-        elif text in missing:
-            parts.append(UnusableFile(text, "missing", "no such file"))
-        else:
-            errors = other if is_lenient and os.path.exists(text) else None
-            parts += _find_many(name, split, data_root, warnings, errors)
-    if other and all(isinstance(part, UnusableFile) for part in parts):
-        raise other[0]
-    return ImageList(parts, warnings)
+            if any(group.stream is not None for group in groups):
+                raise DataError("- (the standard input) is given twice; name it once")
+            groups.append(_read_lines(stdin))
+            continue
+        try:
+            groups += _find(text, split, data_root, warnings)
+        except DataError as error:
+            # a missing folder or dataset may mean many images, and ends the search
+            is_image = text.lower().endswith(IMAGE_ENDINGS) and "://" not in text
+            is_one = os.path.exists(text) or (is_image and not glob.has_magic(text))
+            if not (missing_ok and split is None and len(names) > 1 and is_one):
+                raise
+            errors.append(error)
+            groups.append(unusable_group(_as_image_error(text, error)))
+    if errors and all(group.error is not None for group in groups):
+        raise errors[0]
+    return ImageList(groups, warnings)
 
 
-def _as_text(name: str | os.PathLike[str]) -> str:
-    """Return a name as text; raise `DataError` for an empty one, and for anything else."""
-    if not isinstance(name, str | os.PathLike):
+def _as_dataset(name: object) -> Dataset:
+    from vitkit.data.datasets.dataset import Dataset
+
+    if not isinstance(name, Dataset):
         raise DataError(
             f"a {type(name).__name__} is not a name; pass each name by itself, as in "
             "find_images(*names)"
         )
-    if not os.fspath(name):  # the folder would be the working folder
-        raise DataError("a name of images is empty; '.' is the working folder")
-    return os.fspath(name)
+    return name
 
 
-def _missing_files(names: Sequence[str | os.PathLike[str] | Dataset]) -> set[str]:
-    """Return the names of image files that do not exist; none if all names are such."""
-    missing = [name for name in names if isinstance(name, str | os.PathLike) and _is_missing(name)]
-    return {os.fspath(name) for name in missing} if len(missing) < len(names) else set()
-
-
-def _is_missing(name: str | os.PathLike[str]) -> bool:
-    text = os.fspath(name)
-    # a missing folder or dataset may mean many images, and ends the search
-    is_image = text.lower().endswith(IMAGE_ENDINGS) and "://" not in text
-    return is_image and not (os.path.exists(text) or _is_pattern(text))
-
-
-def _read_lines(descriptor: int, before: Sequence[ImageGroup]) -> Lines:
-    if any(isinstance(part, Lines) for part in before):
-        raise DataError("- (the standard input) is given twice; name it once")
+def _read_lines(descriptor: int) -> ImageGroup:
     stream = LineStream(descriptor)
     if not stream.wait():
         raise DataError(
             "-: no paths came on the standard input; expected one per line, such as those of "
             "`find photos -name '*.jpg'`"
         )
-    return Lines(stream)
+    return lines_group(stream)
 
 
-def _find_many(
-    name: str | os.PathLike[str],
-    split: str | None,
-    data_root: str | os.PathLike[str] | None,
-    warnings: list[str],
-    errors: list[DataError] | None,
-) -> list[ImageGroup]:
-    """Return the images of a dataset, or those of a file, a folder or a pattern.
-
-    Args:
-        name: name of the images.
-        split: as for `find_images`.
-        data_root: as for `find_images`.
-        warnings: what is to be warned of is added to these.
-        errors: where not None, a name without images is an unusable file, and its error is added.
-    """
-    try:
-        return [*_open(name, split, data_root, warnings)]
-    except DataError as error:
-        if errors is None:
-            raise
-        errors.append(error)
-        text = os.fspath(name)
-        detail = str(error).removeprefix(f"{escape(text)}: ").removeprefix(_NO_IMAGE)
-        return [UnusableFile(text, "not an image", detail)]
+def _as_image_error(name: str, error: DataError) -> ImageError:
+    """Return the error of a name that is one of several."""
+    if not os.path.exists(name):
+        return ImageError(name, "missing", "no such file")
+    detail = str(error).removeprefix(f"{escape(name)}: ").removeprefix(_NO_IMAGE)
+    return ImageError(name, "not an image", detail)
 
 
-def _open(
-    name: str | os.PathLike[str],
-    split: str | None,
-    data_root: str | os.PathLike[str] | None,
-    warnings: list[str],
+def _find(
+    name: str, split: str | None, data_root: str | os.PathLike[str] | None, warnings: list[str]
 ) -> Iterator[ImageGroup]:
-    """Yield the images of a dataset, or those of a file, a folder or a pattern."""
-    # imported here: a single image does not wait for the formats of datasets
-    from vitkit.data.sources.open import NAMES, is_dataset
+    """Yield the images of a name; add what is to be warned of to `warnings`."""
+    if is_web_address(name):
+        yield address_group(name)
+        return
+    # the usual case, without imports for the other kinds
+    if split is None and name.lower().endswith(IMAGE_ENDINGS) and os.path.isfile(name):
+        yield files_group([name])
+        return
+    from vitkit.data.sources.open import LISTS, NAMES, is_dataset, open_dataset
 
-    text = os.fspath(name)
-    if is_dataset(name) or (split is not None and os.path.isdir(text)):
-        yield from _open_parts(name, split, data_root)
+    path = Path(name)
+    if is_dataset(name) or (split is not None and os.path.isdir(name)):
+        # a list is read as it stands: in its order, also without labels or with a single class
+        if split is None and path.suffix.lower() in LISTS and path.is_file():
+            yield _list_group(path, path.parent if data_root is None else Path(data_root))
+        else:
+            dataset = open_dataset(name, data_root=data_root, follow_links=True)
+            yield from dataset_groups(dataset, split, path)
     elif split is not None:
         raise DataError.about(
             "split",
             split,
-            f"{escape(text)} is not a dataset; name a folder, a .csv or .parquet file, or one of "
+            f"{escape(name)} is not a dataset; name a folder, a .csv or .parquet file, or one of "
             f"{', '.join(NAMES)}",
         )
     else:
-        yield _find_files(text, warnings, NAMES)
+        yield _find_files(name, warnings, NAMES)
 
 
-def _find_files(name: str, warnings: list[str], datasets: Sequence[str]) -> Files:
+def _list_group(path: Path, root: Path) -> ImageGroup:
+    """Return the images of a CSV or TSV file."""
+    from vitkit.data.sources.csv_list import read_rows
+
+    rows = read_rows(path, root, follow_links=True, needs_labels=False)
+    if not rows:
+        raise DataError(f"{escape(path)}: no images")
+    paths = [os.path.join(root, row.path) for row in rows]
+    # equal texts become one object: a long list has few classes
+    labels = [sys.intern(row.label) for row in rows]
+    splits = [sys.intern(row.split) for row in rows]
+    return files_group(paths, root, labels, splits, path)
+
+
+def _find_files(name: str, warnings: list[str], datasets: Sequence[str]) -> ImageGroup:
     """Return the images of a file, a folder or a pattern, and add what is to be warned of."""
+    from vitkit.data.sources.image_folder import list_folder
+
     path = Path(name)
     if os.path.isdir(path):
         # every link is followed, as the user named the folder
@@ -198,18 +190,18 @@ def _find_files(name: str, warnings: list[str], datasets: Sequence[str]) -> File
         warnings += (f"{escape(path)}: {warning}" for warning in listing.warnings())
         if not listing.images:
             raise DataError(f"{escape(path)}: no images in this folder; {_EXPECTED}")
-        return Files([os.path.join(path, *parts) for parts in listing.paths()], path)
+        return files_group([os.path.join(path, *parts) for parts in listing.paths()], path)
     if os.path.exists(path):
         if path.suffix.lower() in _HINTS:
             hint = _HINTS[path.suffix.lower()].format(escape(name))
             raise DataError(f"{escape(name)}: {_NO_IMAGE}{hint}")
-        return Files([name])  # a named file needs no image extension
-    if _is_pattern(name):
+        return files_group([name])  # a named file needs no image extension
+    if glob.has_magic(name):
         files = _match_files(name)
         folder = _literal_folder(name)
         if not files:
             raise DataError(f"{escape(name)}: no image matches; {_contents(folder)}")
-        return Files(files, folder)
+        return files_group(files, folder)
     if "://" in name:
         raise DataError(
             f"{escape(name)}: expected an http:// or https:// address of an image, or a path"
@@ -232,6 +224,8 @@ _EXPECTED = f"expected files ending in {', '.join(IMAGE_ENDINGS)}"
 
 def _contents(folder: Path) -> str:
     """Describe the contents of a folder that a pattern may refer to."""
+    from vitkit.data.sources.image_folder import count_by_kind
+
     if not os.path.isdir(folder):
         return nearest_parent(folder)
     try:
@@ -273,23 +267,20 @@ def count_images(images: Iterable[AnyImage]) -> int | None:
 ANY_FOLDERS = "**"
 
 
-def _is_pattern(text: str) -> bool:
-    """Return True for a text with `*`, `?` or `[`.
-
-    >>> _is_pattern("photos/*.png"), _is_pattern("photos/a.png")
-    (True, False)
-    """
-    return glob.has_magic(text)
-
-
 def _match_files(pattern: str) -> list[str]:
     """Return the images that match a pattern, sorted, each once."""
+    from vitkit.data.sources.image_folder import list_folder
+
     parts = Path(pattern).parts
     if ANY_FOLDERS not in parts:
-        return sorted(_images_of(glob.glob(pattern)))
+        found = {name for name in glob.glob(pattern) if name.lower().endswith(IMAGE_ENDINGS)}
+        for folder in filter(os.path.isdir, glob.glob(pattern)):
+            for path in list_folder(Path(folder), follow_links=True).paths():
+                found.add(os.path.join(folder, *path))
+        return sorted(name for name in found if not os.path.isdir(name))
     at = parts.index(ANY_FOLDERS)
     start, rest = Path(*parts[:at]), parts[at:]
-    found: set[str] = set()
+    found = set()
     # folders before the stars may have wildcards, too
     for folder in filter(os.path.isdir, glob.glob(str(start)) if at else ["."]):
         # the listing follows links and ends where they lead in circles, which `glob` does not
@@ -307,7 +298,7 @@ def _literal_folder(pattern: str) -> Path:
     """
     folder = Path()
     for part in Path(pattern).parts[:-1]:
-        if _is_pattern(part):
+        if glob.has_magic(part):
             break
         folder /= part
     return folder
@@ -329,45 +320,3 @@ def _matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
             return True
         return any(_matches(path[skipped:], rest) for skipped in range(len(path)))
     return bool(path) and fnmatch.fnmatchcase(path[0], first) and _matches(path[1:], rest)
-
-
-def _images_of(names: Sequence[str]) -> Iterator[str]:
-    """Yield files with the ending of an image, and the images in folders."""
-    for name in names:
-        if os.path.isdir(name):
-            for path in list_folder(Path(name), follow_links=True).paths():
-                yield os.path.join(name, *path)
-        elif name.lower().endswith(IMAGE_ENDINGS):
-            yield name
-
-
-# The images of datasets with their labels, in the order of their source.
-
-
-def _open_parts(
-    name: str | os.PathLike[str], split: str | None, data_root: str | os.PathLike[str] | None
-) -> Iterator[ImageGroup]:
-    """Yield the splits of a dataset, or one of them."""
-    path = Path(name)
-    is_list = path.suffix.lower() in LISTS and path.is_file()
-    # a list is read as it stands: in its order, also without labels or with a single class
-    if is_list and split is None:
-        yield _open_list(path, path.parent if data_root is None else Path(data_root))
-        return
-    dataset = open_dataset(name, data_root=data_root, follow_links=True)
-    yield from dataset_parts(dataset, split, path)
-
-
-def _open_list(path: Path, root: Path) -> Files:
-    rows = read_rows(path, root, follow_links=True, needs_labels=False)
-    if not rows:
-        raise DataError(f"{escape(path)}: no images")
-    paths: list[str] = []
-    labels: list[str] = []
-    splits: list[str] = []
-    for row in rows:
-        # equal texts become one object: a long list has few classes
-        paths.append(os.path.join(root, row.path))
-        labels.append(sys.intern(row.label))
-        splits.append(sys.intern(row.split))
-    return Files(paths, root, labels, splits, path)

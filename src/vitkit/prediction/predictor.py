@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import TypeAlias
@@ -22,9 +22,8 @@ from vitkit.evaluation.metrics import finite_rows, refuse_not_finite
 from vitkit.exporting.exported_model import model_parts
 from vitkit.messages import plural
 from vitkit.plots.html import html_bars
-from vitkit.prediction.find import Images, as_list
-from vitkit.prediction.image_list import batches_of
-from vitkit.prediction.images import AnyImage, name_in_messages, read_any_image
+from vitkit.prediction.find import Images, as_list, count_images
+from vitkit.prediction.images import AnyImage, batches_of, name_in_messages, read_any_image
 from vitkit.process import available_cores
 from vitkit.spec import Preprocess
 from vitkit.weights.checkpoint import Checkpoint
@@ -341,3 +340,67 @@ def _largest(logits: Float[Tensor, "B K"], count: int) -> Int64[Tensor, "B k"]:
     if (values[:, 1:] == values[:, :-1]).any():
         classes = logits.sort(dim=1, descending=True, stable=True).indices
     return classes[:, :count]
+
+
+# Pooled features of images, the inputs of a classifier's head.
+
+
+def feature_predictor(
+    checkpoint: Checkpoint,
+    *,
+    device: str = "auto",
+    batch_size: int = 64,
+    options: EngineOptions | None = None,
+) -> Predictor:
+    """Create a predictor whose outputs are the pooled features, the inputs of the head: (D,).
+
+    Args:
+        checkpoint: a checkpoint; its head is not used.
+        device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
+        batch_size: images per batch.
+        options: the engine that runs the model; default `auto` in float32.
+
+    Raises:
+        DeviceError: a device that does not exist here.
+        SettingError: a batch size below 1, or an engine that cannot be used.
+        MissingExtraError: an engine that is not installed.
+    """
+    engine = engine_of(checkpoint, options or EngineOptions(), device=device, features=True)
+    return Predictor(engine, checkpoint.preprocess, device=engine.device, batch_size=batch_size)
+
+
+def embed(
+    checkpoint: Checkpoint | str | Path,
+    images: Images,
+    *,
+    device: str = "auto",
+    batch_size: int = 64,
+    engine: str | EngineOptions = "auto",
+    precision: str = "float32",
+    calibrate: Calibration | None = None,
+    **moved: object,
+) -> Float[np.ndarray, "N D"]:
+    """Return the pooled features of images, the inputs of the head: (N, D) float32.
+
+    Args:
+        checkpoint: a checkpoint or its path.
+        images: as for a call of `Predictor`.
+        device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
+        batch_size: images per batch.
+        engine: as for `Predictor.from_checkpoint`, and so are `precision` and `calibrate`.
+        precision: precision of the computation.
+        calibrate: images for int8.
+        **moved: none; a keyword that has left the package is answered with its place.
+
+    Raises:
+        ImageError, DataError, CheckpointError, DeviceError, SettingError: the message names the
+            wrong value.
+    """
+    options = EngineOptions.of(engine, precision=precision, calibrate=calibrate, **moved)
+    images = as_list(images)
+    if options.images is None:
+        options = replace(options, images=count_images(images))
+    predictor = feature_predictor(
+        as_checkpoint(checkpoint), device=device, batch_size=batch_size, options=options
+    )
+    return predictor.logits(images).numpy()

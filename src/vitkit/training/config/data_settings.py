@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Literal
 
-import tyro
 from pydantic import Field
 
 from vitkit.errors import SettingError
@@ -19,6 +18,7 @@ from vitkit.training.config.meaning import (
     OF_OUTPUT,
     OF_STEPS,
     OF_TRAINING,
+    Aliases,
     Fraction,
     NonNegativeFloat,
     NonNegativeInt,
@@ -37,10 +37,10 @@ from vitkit.training.config.meaning import (
 class DataSettings:
     """The dataset, its splits, and the evaluation transform."""
 
-    data: Annotated[str, tyro.conf.Suppress, OF_MACHINE]
+    data: Annotated[str, OF_MACHINE]
     """An image folder, a CSV or Parquet file, `wds:SHARDS.tar`, `hf://owner/name`, or a name:
     `digits`, `mnist`, `fashion-mnist`, `cifar10`, `cifar100`."""
-    data_root: Annotated[str | None, tyro.conf.arg(aliases=("--data-dir",)), OF_MACHINE] = None
+    data_root: Annotated[str | None, Aliases(("--data-dir",)), OF_MACHINE] = None
     """Folder of named datasets such as `mnist`; for a CSV file, the folder that its paths are
     relative to."""
     cache: Annotated[str | None, OF_MACHINE] = None
@@ -154,8 +154,8 @@ class ModelSettings:
     """Name of a model (`vitkit models` lists them); `--spec.FIELD VALUE` changes single fields.
     Default: that of the pretrained weights; else a small ViT that suits the number and the size of
     the training images, or vit_tiny_patch16_224 for 100,000 larger images."""
-    spec: Annotated[Settings, tyro.conf.Suppress, OF_IMAGES] = Field(default_factory=dict)
-    """`ViTSpec` fields that differ from the model's preset."""
+    spec: Annotated[Settings, OF_IMAGES] = Field(default_factory=dict)
+    """Any field of the model (`ViTSpec`), such as `--spec.patch-size 4`."""
     img_size: Annotated[PositiveInt | None, OF_IMAGES] = None
     """Image size in pixels, for square images; short for `--spec.image-size`. Default: the model's,
     or that of the images up to 64 where the model is chosen by the data."""
@@ -178,7 +178,7 @@ CATALOGUE = "auto"
 class FineTuningSettings:
     """Initial weights and frozen parts."""
 
-    pretrained: Annotated[WeightsSource, tyro.conf.arg(aliases=("--finetune",)), OF_DATA] = None
+    pretrained: Annotated[WeightsSource, Aliases(("--finetune",)), OF_DATA] = None
     """Initial weights: a file of any known format, a folder, a published checkpoint's name, or an
     address such as `hf://owner/name`; without a value, the published weights of --model.
     Preprocessing follows the checkpoint unless you override it."""
@@ -189,9 +189,7 @@ class FineTuningSettings:
     """Accept --pretrained weights with unknown or missing tensors: leave out the unknown ones,
     initialise the missing ones at random, and list both."""
     # a resumed run takes it over, so there is nothing to compare
-    start: Annotated[
-        Settings | None, tyro.conf.Suppress, replace(OF_IMAGES, resume="not compared")
-    ] = None
+    start: Annotated[Settings | None, replace(OF_IMAGES, resume="not compared")] = None
     """Facts about the initial weights (path, SHA-256, spec), for `resume`."""
     freeze: Annotated[tuple[str, ...], replace(OF_TRAINING, for_pretrained=True)] = ()
     """Parameters to freeze: `backbone` (everything except the head), or names or patterns such as
@@ -214,22 +212,22 @@ class DistillationSettings:
     teacher: Annotated[
         str | None,
         stored_as_text("teacher"),
-        tyro.conf.arg(aliases=("--teacher-path",)),
+        Aliases(("--teacher-path",)),
         replace(OF_TRAINING, resume="not compared"),
     ] = None
     """Teacher model for distillation: a checkpoint, or `package.module:function` that returns a
     model."""
     distill: Annotated[
         Literal["soft", "hard"],
-        tyro.conf.arg(aliases=("--distillation-type",)),
+        Aliases(("--distillation-type",)),
         DISTILLATION_DETAIL,
     ] = "soft"
     """Soft distillation (the teacher's probabilities) or hard distillation (its top class)."""
     distill_alpha: Annotated[
-        Probability, tyro.conf.arg(aliases=("--distillation-alpha",)), DISTILLATION_DETAIL
+        Probability, Aliases(("--distillation-alpha",)), DISTILLATION_DETAIL
     ] = 0.5
     """Weight of the distillation loss, 0 to 1; the label loss has the rest."""
     distill_temperature: Annotated[
-        PositiveFloat, tyro.conf.arg(aliases=("--distillation-tau",)), DISTILLATION_DETAIL
+        PositiveFloat, Aliases(("--distillation-tau",)), DISTILLATION_DETAIL
     ] = 3.0
     """Temperature that divides the logits of teacher and student in soft distillation, above 0."""

@@ -68,6 +68,13 @@ OF_MACHINE = replace(OF_CALL, with_auto="passed on")
 OF_SEARCH = replace(OF_CALL, with_auto="own")
 
 
+@dataclass(frozen=True)
+class Aliases:
+    """Second names of a flag: `Annotated[str, Aliases(("--class",))]`."""
+
+    aliases: tuple[str, ...]
+
+
 _READ: dict[type[Any], Mapping[str, Meaning]] = {}
 """Reading the type hints of all settings takes 6 ms, and a run asks six times."""
 

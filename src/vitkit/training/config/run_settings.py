@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Literal
 
-import tyro
 from pydantic import Field
 
 from vitkit.errors import SettingError
@@ -24,6 +23,7 @@ from vitkit.training.config.meaning import (
     OF_SEARCH,
     OF_STEPS,
     OF_TRAINING,
+    Aliases,
     Fraction,
     LowerCase,
     NonNegativeFloat,
@@ -50,7 +50,7 @@ class OptimizerSettings:
     max_steps: Annotated[PositiveInt | None, OF_LENGTH] = None
     """End the run after this many optimizer steps; the schedule still spans `epochs`."""
     # fixed: the number of a step decides which images it has
-    batch_size: Annotated[PositiveInt | None, tyro.conf.arg(aliases=("-b",)), OF_STEPS] = None
+    batch_size: Annotated[PositiveInt | None, Aliases(("-b",)), OF_STEPS] = None
     """Images per optimizer step, over all processes and micro-batches. Default: follows from the
     number of training images: a power of two of at most 128 with which an epoch has 8 steps, or
     at most 64 with --pretrained."""
@@ -95,7 +95,7 @@ class OptimizerSettings:
     """Decay rate of the mean squared gradient in the same optimizers, from 0 to below 1. Default:
     0.999, or 0.95 where the model is chosen by the data."""
     # fixed: it is stored in the optimizer's parameter groups
-    weight_decay: Annotated[NonNegativeFloat, tyro.conf.arg(aliases=("--wd",)), OF_STEPS] = 0.05
+    weight_decay: Annotated[NonNegativeFloat, Aliases(("--wd",)), OF_STEPS] = 0.05
     """Weight decay of matrices, 0 or more; biases, norms, tokens and positions have none. It is
     decoupled in adamw, adam and muon, and a part of the gradient in sgd."""
     layer_decay: Annotated[PositiveFraction, replace(OF_TRAINING, for_pretrained=True)] = 1.0
@@ -112,7 +112,7 @@ class OptimizerSettings:
     bce_threshold: Annotated[Fraction | None, OF_STEPS] = None
     """With `--loss bce`, classes of a mixed image with a probability above this count as 1; DeiT
     III uses 0. Default: targets stay probabilities."""
-    label_smoothing: Annotated[Fraction, tyro.conf.arg(aliases=("--smoothing",)), OF_STEPS] = 0.1
+    label_smoothing: Annotated[Fraction, Aliases(("--smoothing",)), OF_STEPS] = 0.1
     """Label smoothing: probability spread evenly over all classes, from 0 to below 1."""
     model_ema: Annotated[bool, OF_TRAINING] = False
     """Keep an exponential moving average (EMA) of the weights; it is evaluated and saved instead of
@@ -176,9 +176,9 @@ class RunSettings:
     """The recipe, the run folder, resuming, and kinds of runs besides training."""
 
     # only its name: its settings are compared one by one
-    recipe: Annotated[str | None, tyro.conf.arg(aliases=("-c", "--config")), OF_CALL] = None
+    recipe: Annotated[str | None, Aliases(("-c", "--config")), OF_CALL] = None
     """Settings to start from: the name of a recipe, or a YAML file; flags override them."""
-    output: Annotated[RunPath, tyro.conf.arg(aliases=("--output-dir",)), OF_SEARCH] = None
+    output: Annotated[RunPath, Aliases(("--output-dir",)), OF_SEARCH] = None
     """Run folder. Default: runs/DATA-MODEL-N."""
     overwrite: Annotated[bool, OF_SEARCH] = False
     """If the run folder exists, rename it (nothing is deleted) and start afresh; folders that are
@@ -224,7 +224,7 @@ class RuntimeSettings:
     auto uses plain only for half precision on a CPU with up to 1,024 tokens."""
     compile: Annotated[
         bool,
-        tyro.conf.arg(aliases=("--torchcompile",)),
+        Aliases(("--torchcompile",)),
         replace(OF_TRAINING, with_auto="passed on"),
     ] = False
     """Compile the training step with torch.compile; without a compiler the step stays as it is."""
@@ -244,6 +244,6 @@ class RuntimeSettings:
     threads: Annotated[PositiveInt | None, OF_BITS] = None
     """CPU threads of torch. Default: torch's choice, which a resumed run keeps, as rounding
     depends on it."""
-    workers: Annotated[NonNegativeInt | None, tyro.conf.arg(aliases=("-j",)), OF_MACHINE] = None
+    workers: Annotated[NonNegativeInt | None, Aliases(("-j",)), OF_MACHINE] = None
     """Loader processes per training process. Default: 0 for data in memory, else one per core up to
     8."""
