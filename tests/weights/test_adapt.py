@@ -43,13 +43,6 @@ def test_another_normalisation_is_folded_into_the_patch_projection(fields):
     assert line.startswith("folded: patch_embed.proj.weight: takes images with mean 0.485 0.456")
 
 
-def test_a_normalisation_that_is_not_folded_is_another_function():
-    """The control: naming another mean without folding it changes the logits."""
-    given = checkpoint()
-    wrong = vitkit.Checkpoint(given.model, HALF.replace(mean=(0.485, 0.456, 0.406)), NAMES)
-    assert (logits(wrong, IMAGE) - logits(given, IMAGE)).abs().max() > 1e-3
-
-
 def test_grey_images_give_the_same_with_one_channel():
     given = checkpoint()
     made = vitkit.adapt(given, in_channels=1)
@@ -147,6 +140,8 @@ def test_a_class_named_twice_is_refused():
     given = checkpoint()
     with pytest.raises(vitkit.SpecError, match="classes names 'dog' twice"):
         vitkit.adapt(given, classes=("dog", "dog"))
+    with pytest.raises(vitkit.SpecError, match="classes is empty; to remove the head, pass num_cl"):
+        vitkit.adapt(given, classes=[])
     cranes = replace(given, classes=("crane", "cat", "crane", "bee", "ant"))
     with pytest.raises(vitkit.SpecError, match="several classes called 'crane'"):
         vitkit.adapt(cranes, classes=("crane", "cat"))

@@ -7,7 +7,6 @@ import re
 import shlex
 from pathlib import Path
 
-import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -95,17 +94,6 @@ def test_what_the_caller_names_goes_before_what_the_model_knows(tmp_path):
     fresh.save_pretrained(tmp_path / "fresh", to="vitkit")
     again = vitkit.load(tmp_path / "fresh")
     assert (again.preprocess.mean, again.dtype) == ((0.5,), "float16")
-
-
-@pytest.mark.usefixtures("wrong_types_come_in")
-def test_class_names_may_be_an_array(tmp_path):
-    """Such as `numpy.unique` gives it, also where the model knows other names."""
-    names = np.array(["x", "y", "z"])
-    model = with_origin(tmp_path)
-    model.save_pretrained(tmp_path / "made", classes=names)
-    path = vitkit.save(tmp_path / "one.safetensors", model, classes=names)
-    for written in (tmp_path / "made", path):
-        assert vitkit.load(written).classes == ("x", "y", "z")
 
 
 @pytest.mark.parametrize("to", ["auto", "huggingface", "timm", "vitkit"])
@@ -239,12 +227,6 @@ def test_a_checkpoint_is_shown_in_one_line(tmp_path):
     assert repr(vitkit.load(tmp_path / "own.safetensors")) == (
         "Checkpoint(vitkit, 0.1 M parameters, 2 blocks of width 64, 32 x 32 pixels, 3 classes)"
     )
-
-
-def test_a_model_remembers_its_preprocessing_for_save(tmp_path):
-    model = with_origin(tmp_path)
-    again = vitkit.load(vitkit.save(tmp_path / "again.safetensors", model))
-    assert again.preprocess == PIXELS
 
 
 def test_names_of_the_hub_are_those_of_transformers(tmp_path, monkeypatch):

@@ -232,7 +232,9 @@ def test_a_partial_file_names_what_is_left_out_and_missing(tmp_path: Path, model
     checkpoint = vitkit.load(path, num_heads=2, strict=False)
     assert checkpoint.left_out == ("further.weight",)
     assert checkpoint.missing == ("head.bias",)
-    assert "further.weight" in caplog.text
+    assert checkpoint.metadata["fresh"] == ["head.bias"]
+    assert "1 unknown tensor left out: further.weight" in caplog.text
+    assert "random initial values for head.bias" in caplog.text
     sizes = {"image_size": 16, "patch_size": 4, "width": 16, "depth": 2, "num_heads": 2,
              "mlp_width": 32, "num_classes": 3}  # fmt: skip
     made = vitkit.create_model("vit_tiny_patch16_224", pretrained=path, strict=False, **sizes)

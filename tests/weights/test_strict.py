@@ -54,14 +54,6 @@ def test_an_unknown_format_is_named_before_anything_is_pushed(tmp_path):
         checkpoint.push_to_hub("me/x", to="hugingface")
 
 
-def test_no_classes_are_no_choice_of_classes(tmp_path):
-    checkpoint = vitkit.load(saved(tmp_path / "m.safetensors"))
-    with pytest.raises(
-        vitkit.SpecError, match="classes is empty; to remove the head, pass num_classes=0"
-    ):
-        vitkit.adapt(checkpoint, classes=[])
-
-
 def test_a_file_of_a_repository_is_not_a_path_of_this_machine(tmp_path):
     stored = saved(tmp_path / "m.safetensors")
     with pytest.raises(vitkit.CheckpointError, match="expected hf://owner/name"):

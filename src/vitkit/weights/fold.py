@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -16,6 +17,7 @@ from vitkit.models.positions import sincos_1d, sincos_2d
 from vitkit.spec import ViTSpec
 from vitkit.weights.formats.format import State, Step, double_class_head
 
+QKV_BIASES = ("qkv.bias", "qkv.q_bias", "qkv.v_bias")
 Change: TypeAlias = tuple[State, Step] | None
 """The new tensors and the step, or None where this value cannot be reached."""
 
@@ -120,42 +122,33 @@ def _tokens_with_rows(state: State) -> State:
     return changed
 
 
-def _with_qkv_bias(spec: ViTSpec, state: State) -> Change:
-    """Join the biases of query, key and value, with zeros where there is none."""
-    changed = dict(state)
+def _change_qkv_bias(wanted: Any, spec: ViTSpec, state: State) -> Change:
+    """Give query, key and value one bias, a bias without the key's part, or none.
+
+    The key's part adds one constant to all logits of a softmax, unless keys are normalised or
+    rotated.
+    """
+    changed = {name: tensor for name, tensor in state.items() if not name.endswith(QKV_BIASES)}
+    any_bias = False
     for layer in range(spec.depth):
         name = f"blocks.{layer}.attn.qkv"
-        weight = state[f"{name}.weight"]
-        query = changed.pop(f"{name}.q_bias", weight.new_zeros(len(weight) // 3))
-        value = changed.pop(f"{name}.v_bias", torch.zeros_like(query))
-        changed[f"{name}.bias"] = torch.cat([query, torch.zeros_like(query), value])
-    return changed, Step("folded", "qkv_bias: zeros where there was none")
-
-
-def _without_key_bias(spec: ViTSpec, state: State) -> Change:
-    """Leave out the key's bias, which adds one constant to all logits of a softmax."""
-    if spec.qkv_bias is False:
-        # First a bias of zeros, of which the key's part is left out below.
-        with_bias = _with_qkv_bias(spec, state)
-        assert with_bias is not None
-        state = with_bias[0]
-    elif spec.qk_norm or spec.positions == "rope":
-        return None  # normalised or rotated, the key's bias is not the same for all keys
-    changed = dict(state)
-    for layer in range(spec.depth):
-        name = f"blocks.{layer}.attn.qkv"
-        query, _, value = changed.pop(f"{name}.bias").chunk(3)
-        changed[f"{name}.q_bias"] = query
-        changed[f"{name}.v_bias"] = value
-    return changed, Step("folded", "qkv_bias: the key's has no effect and was left out")
-
-
-def _without_qkv_bias(spec: ViTSpec, state: State) -> Change:
-    biases = ("qkv.bias", "qkv.q_bias", "qkv.v_bias")
-    changed = {name: tensor for name, tensor in state.items() if not name.endswith(biases)}
-    removed = [tensor for name, tensor in state.items() if name not in changed]
-    # Biases of zero may go without loss.
-    if any(tensor.any() for tensor in removed):
+        zeros = state[f"{name}.weight"].new_zeros(spec.attention_width)
+        query = state.get(f"{name}.q_bias", zeros)
+        key, value = zeros, state.get(f"{name}.v_bias", zeros)
+        if spec.qkv_bias is True:
+            query, key, value = state[f"{name}.bias"].chunk(3)
+        any_bias = any_bias or any(bool(part.any()) for part in (query, key, value))
+        if wanted is True:
+            changed[f"{name}.bias"] = torch.cat([query, key, value])
+        elif wanted == "no_key":
+            changed |= {f"{name}.q_bias": query, f"{name}.v_bias": value}
+    if wanted is True:
+        return changed, Step("folded", "qkv_bias: zeros where there was none")
+    if wanted == "no_key":
+        if spec.qkv_bias is True and (spec.qk_norm or spec.positions == "rope"):
+            return None
+        return changed, Step("folded", "qkv_bias: the key's has no effect and was left out")
+    if any_bias:
         return changed, Step("lost", "qkv_bias: the biases of query, key and value")
     return changed, Step("folded", "qkv_bias: it was all zeros")
 
@@ -264,9 +257,9 @@ CHANGES: dict[tuple[str, Any], Callable[[ViTSpec, State], Change]] = {
     ("positions", "learned"): _tabled,
     ("positions_cover_prefix", True): _cover_prefix,
     ("positions_cover_prefix", False): _uncover_prefix,
-    ("qkv_bias", True): _with_qkv_bias,
-    ("qkv_bias", "no_key"): _without_key_bias,
-    ("qkv_bias", False): _without_qkv_bias,
+    ("qkv_bias", True): partial(_change_qkv_bias, True),
+    ("qkv_bias", "no_key"): partial(_change_qkv_bias, "no_key"),
+    ("qkv_bias", False): partial(_change_qkv_bias, False),
     ("patch_bias", True): _with_patch_bias,
     ("distillation_token", False): _without_distillation,
     ("distilled_readout", "mean"): _mean_of_heads,

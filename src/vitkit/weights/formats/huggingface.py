@@ -37,7 +37,6 @@ from vitkit.weights.formats.format import (
 )
 from vitkit.weights.formats.huggingface_config import (
     FAMILIES,
-    HfConfig,
     config_json,
     config_warnings,
     hf_class,
@@ -45,8 +44,8 @@ from vitkit.weights.formats.huggingface_config import (
     is_task_model,
     model_type,
     preprocessor_json,
-    read_hf_config,
     read_preprocessor,
+    stated_fields,
 )
 from vitkit.weights.formats.key_table import (
     BLOCK,
@@ -225,17 +224,18 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     shapes = header.shapes
     family = _family_of(shapes)
     # The family is known by tensors, as a folder may lack its `config.json`.
-    config = read_hf_config(header.documents.get("config"), family)
-    fields = _fields(shapes, family, config, overrides)
+    config = header.documents.get("config", {})
+    stated = stated_fields(config, family)
+    fields = _fields(shapes, family, stated, overrides) | _readout_fields(shapes, config)
     usual = set(OPEN_FIELDS)
     if family.startswith("dinov2"):
         fields.setdefault("layer_scale", 1.0)
         usual.add("layer_scale")
         fields["num_registers"] = shapes.get(_TOKENS["reg_token"], (1, 0))[1]
     preprocess, stored, warnings = read_preprocessor(header.documents, family, fields["image_size"])
-    warnings += config_warnings(config, family, fields, overrides)
+    warnings += config_warnings(config, family, fields, {*stated, *overrides})
     # What the file states is stored; what only its family has is usual.
-    stored |= config.fields.keys()
+    stored |= stated.keys()
     classes, class_warnings = hf_class_names(config, fields["num_classes"])
     return finish(
         fields,
@@ -249,14 +249,14 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
 
 
 def _fields(
-    shapes: Shapes, family: str, config: HfConfig, overrides: Mapping[str, Any]
+    shapes: Shapes, family: str, stated: Mapping[str, Any], overrides: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the spec fields of shapes and `config.json`; shapes of the head go before it."""
+    """Return the spec fields of shapes and `config.json`, but for the head's."""
     stem = stem_fields(
         shapes,
         "embeddings.patch_embeddings.projection.weight",
         "embeddings.position_embeddings",
-        overrides.get("image_size", config.fields.get("image_size")),
+        overrides.get("image_size", stated.get("image_size")),
         # The class token, and DeiT's distillation token.
         prefix=2 if family == "deit" else 1,
     )
@@ -268,10 +268,9 @@ def _fields(
         "position_resampling": FAMILIES[family].resampling,
         "norm_eps": FAMILIES[family].norm_eps,
         # Later entries go before earlier ones: the file's statements before usual values.
-        **config.fields,
+        **stated,
         **stem,
         **_mlp_fields(shapes),
-        **_readout_fields(shapes, stem["width"], config),
     }
 
 
@@ -297,27 +296,27 @@ def _family_of(shapes: Shapes) -> str:
     return "dinov2_with_registers" if "embeddings.register_tokens" in shapes else "dinov2"
 
 
-def _readout_fields(shapes: Shapes, width: int, config: HfConfig) -> dict[str, Any]:
+def _readout_fields(shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the head; without a head, the class that `config.json` names decides."""
-    has_two_heads = "cls_classifier.weight" in shapes
-    head = shapes.get("cls_classifier.weight" if has_two_heads else "classifier.weight")
+    two_heads = shapes.get("cls_classifier.weight")
+    head = two_heads or shapes.get("classifier.weight")
+    architecture = str((config.get("architectures") or [""])[0])
     fields: dict[str, Any] = {"num_classes": head[0] if head else 0}
     if not head and "pooler.dense.weight" in shapes:
-        if config.pooler_act != "tanh":
+        if config.get("pooler_act", "tanh") != "tanh":
             raise CheckpointError(
-                f"config.json: pooler_act {config.pooler_act!r} is not tanh, the only function "
+                f"config.json: pooler_act {config['pooler_act']!r} is not tanh, the only function "
                 "after a pooler that vitkit supports"
             )
         fields["representation_width"] = shapes["pooler.dense.weight"][0]
-    if "embeddings.distillation_token" in shapes:
-        with_teacher = not head and config.architecture.endswith("WithTeacher")
-        fields["distilled_readout"] = "mean" if has_two_heads or with_teacher else "cls"
+    if _TOKENS["dist_token"] in shapes:
+        with_teacher = two_heads or (not head and architecture.endswith("WithTeacher"))
+        fields["distilled_readout"] = "mean" if with_teacher else "cls"
     # A head over class token and mean is (K, 2 D).
+    is_dinov2 = f"{_FIRST_LAYER}layer_scale1.lambda1" in shapes
+    reads_mean = is_dinov2 and is_task_model(architecture)
     if head:
-        reads_mean = head[1] == 2 * width
-    else:
-        is_dinov2 = f"{_FIRST_LAYER}layer_scale1.lambda1" in shapes
-        reads_mean = is_dinov2 and is_task_model(config.architecture)
+        reads_mean = head[1] == 2 * shapes[_TOKENS["cls_token"]][-1]
     return fields | {"pooling": "cls_mean" if reads_mean else "cls"}
 
 

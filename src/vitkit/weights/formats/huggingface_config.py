@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
 from vitkit.errors import CheckpointError
@@ -56,25 +55,6 @@ FAMILIES = {
 """By `model_type`, which is also the prefix of the names of a task model's tensors."""
 
 
-@dataclass(frozen=True)
-class HfConfig:
-    """The contents of a `config.json`; empty where there is none.
-
-    Attributes:
-        fields: fields of `ViTSpec`.
-        architecture: the class that wrote the file, or empty.
-        names: number of a class -> its name.
-        sizes: fields that shapes decide, as the file states them.
-        pooler_act: the function after the pooler, which only models without a head read.
-    """
-
-    fields: dict[str, Any] = field(default_factory=dict)
-    architecture: str = ""
-    names: Mapping[str, Any] = field(default_factory=dict)
-    sizes: Mapping[str, Any] = field(default_factory=dict)
-    pooler_act: str = "tanh"
-
-
 _FIELDS = {
     "num_attention_heads": "num_heads",
     "layer_norm_eps": "norm_eps",
@@ -82,90 +62,64 @@ _FIELDS = {
     "hidden_act": "activation",
 }
 _SIZES = {"hidden_size": "width", "num_hidden_layers": "depth", "intermediate_size": "mlp_width"}
+"""Entries that shapes decide."""
 
 
-def read_hf_config(document: Mapping[str, Any] | None, family: str) -> HfConfig:
-    """Read a `config.json`, with spec fields under our names.
+def stated_fields(config: Mapping[str, Any], family: str) -> dict[str, Any]:
+    """Return the spec fields that a `config.json` states.
 
     Args:
-        document: the JSON, or None where there is none.
+        config: the JSON, empty where there is none.
         family: a key of `FAMILIES`.
 
     Raises:
         CheckpointError: an activation that vitkit does not have.
     """
-    if document is None:
-        return HfConfig()
     # Entries that are not in the tables are decided by shapes, or change no output.
-    known_fields = dict(_FIELDS)
+    known = dict(_FIELDS)
     if family.startswith("dinov2"):
-        known_fields["layerscale_value"] = "layer_scale"
-    fields = _renamed_entries(document, known_fields)
-    if document.get("hidden_act", "gelu") not in HF_ACTIVATIONS:
-        known = ", ".join(HF_ACTIVATIONS)
-        raise CheckpointError(
-            f"config.json: hidden_act {document['hidden_act']!r} is none of {known}"
-        )
-    names = document.get("id2label") or {}
-    if not isinstance(names, Mapping):
-        raise CheckpointError("config.json: id2label must map numbers to names")
+        known["layerscale_value"] = "layer_scale"
+    fields = {ours: config[theirs] for theirs, ours in known.items() if theirs in config}
+    activation = fields.get("activation", "gelu")
+    if activation not in HF_ACTIVATIONS:
+        known_names = ", ".join(HF_ACTIVATIONS)
+        raise CheckpointError(f"config.json: hidden_act {activation!r} is none of {known_names}")
     if "activation" in fields:
-        fields["activation"] = HF_ACTIVATIONS[fields["activation"]]
-    return HfConfig(
-        fields=fields,
-        architecture=str((document.get("architectures") or [""])[0]),
-        names=names,
-        sizes=_renamed_entries(document, _SIZES),
-        pooler_act=str(document.get("pooler_act", "tanh")),
-    )
+        fields["activation"] = HF_ACTIVATIONS[activation]
+    return fields
 
 
-def _renamed_entries(
-    document: Mapping[str, Any], ours_by_theirs: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return the entries of a document that are in a table, under our names."""
-    entries: dict[str, Any] = {}
-    for theirs, ours in ours_by_theirs.items():
-        if theirs in document:
-            entries[ours] = document[theirs]
-    return entries
-
-
-def hf_class_names(config: HfConfig, count: int) -> tuple[tuple[str, ...], list[str]]:
+def hf_class_names(config: Mapping[str, Any], count: int) -> tuple[tuple[str, ...], list[str]]:
     """Return the K names in the order of the logits, or none and a warning."""
-    names = {str(number): str(name) for number, name in config.names.items()}
+    names = {str(number): str(name) for number, name in (config.get("id2label") or {}).items()}
     # transformers names the classes LABEL_0, LABEL_1, ... where the user gave no names.
     if count == 0 or all(name == f"LABEL_{number}" for number, name in names.items()):
         return (), []
     numbers = list(map(str, range(count)))
-    if set(names) != set(numbers):
-        return (), [
-            (
-                f"config.json names {len(names)} classes, the head has {count}; the names are left "
-                "out"
-            )
-        ]
-    return tuple(map(names.__getitem__, numbers)), []
+    if set(names) == set(numbers):
+        return tuple(names[number] for number in numbers), []
+    line = f"config.json names {len(names)} classes, the head has {count}; the names are left out"
+    return (), [line]
 
 
 def config_warnings(
-    config: HfConfig, family: str, fields: Mapping[str, Any], overrides: Mapping[str, Any]
+    config: Mapping[str, Any], family: str, fields: Mapping[str, Any], stated: Container[str]
 ) -> list[str]:
     """Return a line for each contradiction of `config.json`, and for each value nothing states.
 
     Args:
-        config: the file.
+        config: the JSON, empty where there is none.
         family: a key of `FAMILIES`.
         fields: inferred spec fields.
-        overrides: spec fields of the user.
+        stated: those of them that the file or the user states.
     """
     lines: list[str] = []
-    for name, value in config.sizes.items():
-        if value != fields[name]:
-            lines.append(f"config.json has {name} {value}, the tensors {fields[name]}")
+    for theirs, name in _SIZES.items():
+        if config.get(theirs, fields[name]) != fields[name]:
+            lines.append(f"config.json has {name} {config[theirs]}, the tensors {fields[name]}")
     # Published ViT and DeiT were trained with 1e-6, but the class defaults to 1e-12.
     eps = FAMILIES[family].norm_eps
-    if eps != 1e-6 and "norm_eps" not in {*config.fields, *overrides}:
+    if eps != 1e-6 and "norm_eps" not in stated:
         lines.append(
             f"norm_eps {eps:g} is transformers' default, as the file does not state it; weights "
             "trained by Google or timm need norm_eps=1e-6"
@@ -339,15 +293,11 @@ def _mean_and_std(
     scale = 255 * factor
     if math.isclose(scale, 1):  # 1 / 255 as a decimal number, so that mean and std stay exact
         scale = 1
-    mean: Any = 0.0
-    std: Any = 1.0
+    given: dict[str, Any] = {"image_mean": 0.0, "image_std": 1.0}
     if document.get("do_normalize", True):
-        mean = document.get("image_mean", usual.mean)
-        std = document.get("image_std", usual.std)
-    return (
-        tuple(value / scale for value in _per_channel(mean)),
-        tuple(value / scale for value in _per_channel(std)),
-    )
+        given = {"image_mean": usual.mean, "image_std": usual.std, **document}
+    mean, std = (_per_channel(given[name]) for name in ("image_mean", "image_std"))
+    return tuple(value / scale for value in mean), tuple(value / scale for value in std)
 
 
 def _per_channel(value: Any) -> tuple[float, ...]:

@@ -258,25 +258,20 @@ def infer_with_defaults(
     usual = {**_usual_fields(shapes, fields, is_rotary), **defaults, **guessed}
     if fields["layer_scale"]:  # its starting value, which no shape contains
         usual["layer_scale"] = fields.pop("layer_scale")
-    usual = {name: value for name, value in usual.items() if name not in fields}
     # Shapes and the code of this origin go before config.json, and that before usual values.
     decided = {*fields, *defaults}
     if "pos_embed" in shapes:
         decided.add("image_size")
-    named: dict[str, Any] = {}
-    for name, value in stated.fields.items():
-        if name not in decided and value is not None:
-            named[name] = value
+    named = {n: v for n, v in stated.fields.items() if n not in decided and v is not None}
     # Resampling is decided by timm's code, not by the model, so it counts as usual.
     stored = named.keys() - {"position_resampling"}
-    usual_names = usual.keys() - stored
     states_images = {"mean", "std"} <= stated.preprocess.keys()
     return finish(
         {**usual, **named, **fields},
         overrides,
         preprocess.replace(**stated.preprocess),
         stored=stored | ({"preprocess"} if states_images else set()),
-        usual=usual_names | {"preprocess"},
+        usual=(usual.keys() - fields.keys()) | {"preprocess"},
         classes=classes,
         warnings=(*stated.warnings, *warnings),
     )
