@@ -276,7 +276,6 @@ def test_class_names_may_be_an_object_and_a_null_is_nothing(tmp_path):
         (numbered, tuple("abcde")),
         (list("abcde"), tuple("abcde")),
         ({"ant": "an insect"}, ()),
-        (5, ()),
     ):
         config = {"architecture": "mine", "pretrained_cfg": None, "label_names": names}
         (tmp_path / "config.json").write_text(json.dumps(config))
@@ -284,6 +283,9 @@ def test_class_names_may_be_an_object_and_a_null_is_nothing(tmp_path):
         assert stored.classes == classes
         left_out = any("label_names" in line for line in stored.metadata["warnings"])
         assert left_out == (not classes)
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "mine", "label_names": 5}))
+    with pytest.raises(CheckpointError, match="label_names is int; expected a list"):
+        vitkit.load(bare)
 
 
 def test_a_whole_file_goes_before_an_older_index(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from weights.round_trips import noisy, written
 import vitkit
 from vitkit.weights.formats.format import Format
 from vitkit.weights.formats.huggingface import HUGGINGFACE
-from vitkit.weights.formats.lucidrains import LUCIDRAINS
 from vitkit.weights.formats.timm import TIMM
 
 WEIGHTS, CONFIG, PIXELS = "model.safetensors", "config.json", "preprocessor_config.json"
@@ -174,27 +172,5 @@ def indices() -> dict[str, Case]:
     return {f"index: {name}": Case(files, message) for name, (files, message) in made.items()}
 
 
-def lucidrains() -> dict[str, Case]:
-    """The constructor's arguments that our files of that format keep."""
-    fields = {"stem": "normed_linear", "norm_eps": 1e-5, "qkv_bias": False, "num_heads": 2}
-    content = folder(LUCIDRAINS, **fields)[WEIGHTS]
-    length = struct.unpack("<Q", content[:8])[0]
-    document = json.loads(content[8 : 8 + length])
-
-    def says(text: str) -> dict[str, bytes]:
-        document["__metadata__"]["vit_pytorch"] = text
-        made = json.dumps(document).encode()
-        return {WEIGHTS: struct.pack("<Q", len(made)) + made + content[8 + length :]}
-
-    made = {
-        "deep": "[" * 100_000, "a list": "[]", "no JSON": "{",
-        "heads 0": '{"heads": 0}', "heads 10^9": '{"heads": 1000000000}',
-        "dim_head -1": '{"dim_head": -1}', "channels 0": '{"channels": 0}',
-        "channels 10^12": '{"channels": 1000000000000}', "patch a string": '{"patch_size": "8"}',
-        "patch of 0": '{"patch_size": 0}', "5000 digits": '{"heads": ' + "9" * 5000 + "}",
-    }  # fmt: skip
-    return {f"lucidrains: {name}": Case(says(text), unseen=True) for name, text in made.items()}
-
-
 def cases() -> dict[str, Case]:
-    return {**texts(), **huggingface(), **timm(), **indices(), **lucidrains()}
+    return {**texts(), **huggingface(), **timm(), **indices()}

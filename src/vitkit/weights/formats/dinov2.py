@@ -95,8 +95,9 @@ def _prepare(source: Source) -> Source:
     # DINOv3's angles: 100^(i / n) for the n periods of a head.
     periods = source[_PERIODS].double()
     usual = 100.0 ** (torch.arange(len(periods), dtype=torch.float64) / len(periods))
-    is_exact = torch.allclose(periods, usual, rtol=1e-5, atol=0)
-    return source if is_exact else source.with_note(_ROUNDED)
+    if torch.allclose(periods, usual, rtol=1e-5, atol=0):
+        return source
+    return source.with_note(_ROUNDED)
 
 
 def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:

@@ -79,7 +79,10 @@ def stated_fields(config: Mapping[str, Any], family: str) -> dict[str, Any]:
     known = dict(_FIELDS)
     if family.startswith("dinov2"):
         known["layerscale_value"] = "layer_scale"
-    fields = {ours: config[theirs] for theirs, ours in known.items() if theirs in config}
+    fields: dict[str, Any] = {}
+    for theirs, ours in known.items():
+        if theirs in config:
+            fields[ours] = config[theirs]
     activation = fields.get("activation", "gelu")
     if activation not in HF_ACTIVATIONS:
         known_names = ", ".join(HF_ACTIVATIONS)
@@ -91,7 +94,10 @@ def stated_fields(config: Mapping[str, Any], family: str) -> dict[str, Any]:
 
 def hf_class_names(config: Mapping[str, Any], count: int) -> tuple[tuple[str, ...], list[str]]:
     """Return the K names in the order of the logits, or none and a warning."""
-    names = {str(number): str(name) for number, name in (config.get("id2label") or {}).items()}
+    labels = config.get("id2label") or {}
+    if not isinstance(labels, Mapping):
+        raise CheckpointError("config.json: id2label must map numbers to names")
+    names = {str(number): str(name) for number, name in labels.items()}
     # transformers names the classes LABEL_0, LABEL_1, ... where the user gave no names.
     if count == 0 or all(name == f"LABEL_{number}" for number, name in names.items()):
         return (), []
@@ -289,6 +295,8 @@ def _mean_and_std(
     Theirs normalise value * rescale_factor, with values in [0, 255].
     """
     factor = document.get("rescale_factor", 1 / 255) if document.get("do_rescale", True) else 1
+    if not isinstance(factor, int | float):  # a long text would be repeated 255 times
+        raise CheckpointError("preprocessor_config.json: rescale_factor is not a number")
     # (value * factor - mean) / std = (value / 255 - mean / scale) / (std / scale).
     scale = 255 * factor
     if math.isclose(scale, 1):  # 1 / 255 as a decimal number, so that mean and std stay exact

@@ -91,10 +91,11 @@ def row(
     theirs: str | Sequence[str], ours: str | Sequence[str], transform: KeyTransform = AS_IS
 ) -> Row:
     """Return a `Row`; a single name may be a plain string."""
-    names, our_names = (
-        (side,) if isinstance(side, str) else tuple(side) for side in (theirs, ours)
-    )
-    return Row(names, our_names, transform)
+    if isinstance(theirs, str):
+        theirs = (theirs,)
+    if isinstance(ours, str):
+        ours = (ours,)
+    return Row(tuple(theirs), tuple(ours), transform)
 
 
 def renamed(names: Mapping[str, str], theirs: str = "", ours: str = "") -> list[Row]:
@@ -201,9 +202,8 @@ def _fillings(rule: Row, spec: ViTSpec) -> Iterator[Row]:
         choices("p", ("weight", "bias")),
     ):
         filling = {"i": i, "s": s, "s1": s + 1, "u": u, "u1": u + 1, "p": kind}
-        theirs, ours = (
-            tuple(n.format(**filling) for n in side) for side in (rule.theirs, rule.ours)
-        )
+        theirs = tuple(name.format(**filling) for name in rule.theirs)
+        ours = tuple(name.format(**filling) for name in rule.ours)
         yield Row(theirs, ours, rule.transform)
 
 

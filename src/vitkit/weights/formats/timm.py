@@ -160,7 +160,9 @@ def _renamed_in_blocks(source: Source, changes: Mapping[str, str]) -> Source:
     # Only inside blocks: other parts of a model may have the same last names.
     def rename(name: str) -> str:
         match = re.match(r"(blocks\.\d+\.)(.*)", name)
-        return match[1] + changes.get(match[2], match[2]) if match else name
+        if match is None:
+            return name
+        return match[1] + changes.get(match[2], match[2])
 
     return source.renamed_by(rename)
 
@@ -243,8 +245,11 @@ def infer_with_defaults(
     fields = {**_stem_fields(shapes), **_block_fields(shapes), **_readout_fields(shapes)}
     if stated.width not in (None, fields["width"]):
         line = f"{origin} describes a model of width {stated.width}; the tensors have width "
-        line += f"{fields['width']}; {origin} is left out"
-        stated = StatedModel({}, {}, warnings=(line,))
+        line += f"{fields['width']}"
+        # The keywords of an `arch` may be unknown, so that its width is only that of the name.
+        if origin == "config.json":
+            raise CheckpointError(line)
+        stated = StatedModel({}, {}, warnings=(f"{line}; {origin} is left out",))
     classes = stated.classes
     if len(classes) not in (0, fields["num_classes"]):
         line = f"{len(classes)} class names do not match {fields['num_classes']} logits"
@@ -262,7 +267,10 @@ def infer_with_defaults(
     decided = {*fields, *defaults}
     if "pos_embed" in shapes:
         decided.add("image_size")
-    named = {n: v for n, v in stated.fields.items() if n not in decided and v is not None}
+    named: dict[str, Any] = {}
+    for name, value in stated.fields.items():
+        if name not in decided and value is not None:
+            named[name] = value
     # Resampling is decided by timm's code, not by the model, so it counts as usual.
     stored = named.keys() - {"position_resampling"}
     states_images = {"mean", "std"} <= stated.preprocess.keys()

@@ -150,7 +150,10 @@ def read_statement(
     names = config.get("label_names") or pretrained.get("label_names") or ()
     if isinstance(names, Mapping):  # number -> name, as transformers writes it
         names = [names.get(str(number)) for number in range(len(names))]
-    if not isinstance(names, list | tuple) or None in names:
+    if not isinstance(names, list | tuple):
+        kind = type(names).__name__
+        raise CheckpointError(f"config.json: label_names is {kind}; expected a list of class names")
+    if None in names:
         warnings.append("config.json: label_names does not name every class and is left out")
         names = ()
     classes = tuple(map(str, names))

@@ -221,9 +221,8 @@ def check_description(header: Header, description: Description) -> None:
 
 def _difference(expected: Shapes, actual: Shapes) -> str:
     """Describe how tensors differ from those of a spec, or return an empty text."""
-    missing, unknown = (
-        sorted(one.keys() - other.keys()) for one, other in ((expected, actual), (actual, expected))
-    )
+    missing = sorted(expected.keys() - actual.keys())
+    unknown = sorted(actual.keys() - expected.keys())
     if missing or unknown:
         return (
             f"{plural(len(missing), 'tensor')} missing ({', '.join(missing[:5]) or 'none'}), "
@@ -387,6 +386,8 @@ def _has_own_code(module: nn.Module) -> bool:
     """Return True for a layer with hooks, or with a method in place of its class's."""
     if module._forward_hooks or module._forward_pre_hooks:
         return True
+    if isinstance(module._modules.get(COMPILED), nn.Module):
+        return False  # the wrapper of a compiled layer
     return any(callable(getattr(type(module), name, None)) for name in vars(module))
 
 
