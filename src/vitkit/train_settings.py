@@ -61,7 +61,7 @@ class TrainSettings(TypedDict, total=False):
     Default: that of the pretrained weights; else a small ViT that suits the number and the size of
     the training images, or vit_tiny_patch16_224 for 100,000 larger images."""
     spec: Mapping[str, Any]
-    """`ViTSpec` fields that differ from the model's preset."""
+    """Any field of the model (`ViTSpec`), such as `--spec.patch-size 4`."""
     img_size: int | None
     """Image size in pixels, for square images; short for `--spec.image-size`. Default: the model's,
     or that of the images up to 64 where the model is chosen by the data."""
