@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from processes import forked, wait_until
 from training.faulty import Faulty
+from training.tiny_runs import last_state
 from training.worlds import config_of, order, run
 
 import vitkit
 from vitkit.training import train
-from vitkit.training.state.state_folder import newest_state
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def check_failing(output: Path, kind: str, rank: int, size: int = 2, **settings)
         assert HOW[kind] in message
         assert f"; all {size} processes are stopped; " in message
     assert f"vitkit train --resume {output}" in message
-    assert newest_state(output / "state")[0].name == "step-00000010"
+    assert last_state(output).name == "step-00000010"
     return age
 
 
@@ -213,7 +213,7 @@ def test_a_killed_launcher_leaves_no_process_behind(tmp_path):
     process.communicate(timeout=60)
     wait_until(lambda: not still_running(str(output)))
     assert "stopped at step" not in (output / "train.log").read_text()
-    assert newest_state(output / "state")[1] == []
+    assert last_state(output).is_dir()
 
 
 @pytest.mark.soak
@@ -223,7 +223,7 @@ def test_torchrun_starts_the_same_run(tmp_path):
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, capture_output=True, text=True, env=env, check=True)
     assert done.stdout.count("processes: 2 (ddp), 32 images each make a batch of 64") == 1
-    assert newest_state(output / "state")[0].name == "step-00000010"
+    assert last_state(output).name == "step-00000010"
 
 
 RECORDING = """

@@ -1,17 +1,21 @@
-"""Every optimizer against its equation, and its state stored as tensors and JSON."""
+"""Optimizers against their equations, their groups, rates and states; the choice of precision."""
 
 from __future__ import annotations
 
 import json
+import math
 import sys
+from itertools import pairwise
 
 import pytest
 import torch
+from noise import fill_with_noise
 from torch import nn, optim
 
 import vitkit
-from vitkit import MissingExtraError, SettingError
 from vitkit.training.optimization.optimizers import BatchedMuon, check_optimizer, make_optimizer
+from vitkit.training.optimization.parameters import learning_rate
+from vitkit.training.optimization.precision import choose_kernel, choose_precision
 from vitkit.training.state.registry import OptimizerPart
 
 LR, DECAY, BETAS = 0.01, 0.1, (0.9, 0.95)
@@ -113,9 +117,9 @@ def test_a_stored_and_restored_optimizer_makes_the_same_bits(name):
 @pytest.mark.parametrize(
     ("name", "message"),
     {
-        "lbfgs": "--opt lbfgs evaluates the loss several times per step",
-        "sam": "--opt sam evaluates the loss several times per step",
-        "sophiah": "asks for second derivatives",
+        "lbfgs": "--opt lbfgs cannot be used here",
+        "sam": "--opt sam cannot be used here",
+        "sophiah": "--opt sophiah cannot be used here",
         "schedulefreeadamw": "trains other weights than it evaluates",
         "soap": "--opt soap cannot be used here: its state holds more than tensors and numbers",
         "stablespam": "a resumed run would not continue in the same way",
@@ -126,7 +130,7 @@ def test_a_stored_and_restored_optimizer_makes_the_same_bits(name):
     }.items(),
 )
 def test_what_a_run_cannot_use_is_refused_by_name(name, message):
-    with pytest.raises(SettingError, match=message):
+    with pytest.raises(vitkit.SettingError, match=message):
         check_optimizer(name)
 
 
@@ -134,16 +138,16 @@ def test_the_library_is_asked_for_only_where_it_is_needed(monkeypatch):
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
     for name in ("adamw", "sgd", "adam", "muon"):
         check_optimizer(name)
-    with pytest.raises(MissingExtraError, match=r"pip install 'vitkit\[optim\]'"):
+    with pytest.raises(vitkit.MissingExtraError, match=r"pip install 'vitkit\[optim\]'"):
         check_optimizer("lamb")
-    with pytest.raises(MissingExtraError, match="did you mean 'adamw'"):
+    with pytest.raises(vitkit.MissingExtraError, match="did you mean 'adamw'"):
         check_optimizer("adamww")
 
 
 def test_muon_without_a_matrix_to_train_is_refused():
     model = small_model()
     vitkit.freeze(model, "blocks")
-    with pytest.raises(SettingError, match="all of them are frozen; pass --opt adamw"):
+    with pytest.raises(vitkit.SettingError, match="all of them are frozen; pass --opt adamw"):
         made(model, "muon")
 
 
@@ -169,3 +173,225 @@ def test_batched_muon_has_the_bits_of_torch_s():
     assert our_state.keys() == their_state.keys()
     assert all(torch.equal(state["momentum_buffer"], their_state[number]["momentum_buffer"])
                for number, state in our_state.items())  # fmt: skip
+
+
+def test_muon_moves_each_of_q_k_v_by_an_orthogonal_matrix_and_the_rest_as_adamw_does():
+    muon, adamw = small_model(), small_model()
+    before = {name: value.clone() for name, value in muon.state_dict().items()}
+    for model, name in ((muon, "muon"), (adamw, "adamw")):
+        optimizer = make_optimizer(model, name, lr=0.1, weight_decay=0.0, betas=(0.9, 0.95))
+        gradients(model, seed=1)
+        optimizer.step()
+    moved = {name: before[name] - value for name, value in muon.state_dict().items()}
+    for matrix in moved["blocks.0.attn.qkv.weight"].chunk(3):
+        singular = torch.linalg.svdvals(matrix)  # lr * 0.2 * sqrt(16), Newton-Schulz is rough
+        assert singular.min() > 0.5 * 0.1 * 0.2 * 16**0.5
+        assert singular.max() < 1.3 * 0.1 * 0.2 * 16**0.5
+    for name, value in adamw.state_dict().items():
+        same = torch.equal(value, muon.state_dict()[name])
+        assert same == (not (name.startswith("blocks.") and value.ndim == 2)), name
+
+
+# Parameter groups, layer-wise learning rate decay, and freezing.
+
+
+def small(**fields: object) -> vitkit.ViT:
+    spec = {"image_size": 16, "patch_size": 8, "width": 16, "depth": 3, "num_heads": 2,
+            "mlp_width": 32, "num_classes": 5}  # fmt: skip
+    return vitkit.ViT(vitkit.ViTSpec(**spec | fields))
+
+
+def test_layer_decay_slows_the_early_layers():
+    model = small(distillation_token=True, num_registers=2, layer_scale=0.1, embedding_norm=True)
+    groups = vitkit.parameter_groups(model, lr=1.0, weight_decay=0.3, layer_decay=0.5)
+    of = {id(p): group for group in groups for p in group["params"]}
+    assert len(of) == len(list(model.parameters()))
+
+    def group(name: str) -> dict:
+        return of[id(model.get_parameter(name))]
+
+    for name, rate in {
+        "cls_token": 0.5**4, "reg_token": 0.5**4, "pos_embed": 0.5**4, "norm_pre.weight": 0.5**4,
+        "patch_embed.proj.weight": 0.5**4, "blocks.0.attn.qkv.weight": 0.5**3,
+        "blocks.2.mlp.fc1.bias": 0.5, "norm.weight": 1.0, "head_dist.weight": 1.0,
+    }.items():  # fmt: skip
+        assert group(name)["lr"] == pytest.approx(rate), name
+        assert group(name)["lr_scale"] == group(name)["lr"]
+    for name in ("cls_token", "dist_token", "reg_token", "pos_embed", "blocks.1.ls1.gamma",
+                 "blocks.1.norm1.weight", "head.bias"):  # fmt: skip
+        assert group(name)["weight_decay"] == 0.0, name
+    for name in ("patch_embed.proj.weight", "blocks.1.mlp.fc2.weight", "head.weight"):
+        assert group(name)["weight_decay"] == 0.3, name
+    torch.optim.AdamW(groups).step()
+
+
+def test_without_layer_decay_there_are_two_groups():
+    first, second = vitkit.parameter_groups(small(), lr=0.1, weight_decay=0.3)
+    assert (first["weight_decay"], second["weight_decay"]) == (0.3, 0.0)
+    with pytest.raises(vitkit.SettingError, match=r"layer_decay 1\.5 must lie in \(0, 1\]"):
+        vitkit.parameter_groups(small(), lr=0.1, weight_decay=0.3, layer_decay=1.5)
+
+
+def test_frozen_parameters_stay_and_get_no_group():
+    model = small()
+    fill_with_noise(model)
+    frozen = vitkit.freeze(model, "head", blocks=2)
+    assert {"cls_token", "pos_embed", "patch_embed.proj.weight", "head.bias"} <= set(frozen)
+    assert not any(name.startswith(("blocks.2", "norm")) for name in frozen)
+    groups = vitkit.parameter_groups(model, lr=0.5, weight_decay=0.1)
+    taken = {id(p) for group in groups for p in group["params"]}
+    assert taken == {id(p) for p in model.parameters() if p.requires_grad}
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizer = torch.optim.SGD(groups)
+    model(torch.randn(2, 3, 16, 16)).sum().backward()
+    optimizer.step()
+    for name, value in model.state_dict().items():
+        if name in frozen:
+            assert torch.equal(value, before[name]), name
+    assert not torch.equal(model.norm.weight, before["norm.weight"])
+
+
+def test_freezing_takes_patterns_and_refuses_what_fits_nothing():
+    model = small()
+    assert vitkit.freeze(model, "blocks.*.attn.qkv") == [
+        f"blocks.{layer}.attn.qkv.{kind}" for layer in range(3) for kind in ("weight", "bias")
+    ]
+    with pytest.raises(
+        vitkit.SettingError, match=r"no parameter is named 'patch_embd' .did you mean"
+    ):
+        vitkit.freeze(model, "patch_embd")
+    with pytest.raises(
+        vitkit.SettingError, match=r"^blocks = 4: the model has 3 blocks; pass 0 to 3"
+    ):
+        vitkit.freeze(model, blocks=4)
+
+
+def test_the_backbone_is_everything_but_the_head():
+    model = small(distillation_token=True)
+    frozen = vitkit.freeze(model, "backbone")
+    left = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert left == ["head.weight", "head.bias", "head_dist.weight", "head_dist.bias"]
+    assert sorted([*frozen, *left]) == sorted(name for name, _ in model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    {
+        "bakbone": "'bakbone' .did you mean 'backbone'\\?.; the model has backbone, cls_token, ",
+        "blocks.9": "'blocks.9'; the model has .*, blocks.0 to blocks.2, norm, head$",
+        "block.1": "did you mean 'blocks.1'",
+        "blocks.2.atn": "did you mean 'blocks.2.attn'",
+    }.items(),
+)
+def test_a_part_that_is_not_there_is_likened_to_those_that_are(pattern, message):
+    with pytest.raises(vitkit.SettingError, match=message):
+        vitkit.freeze(small(), pattern)
+
+
+def test_biases_norms_tokens_and_positions_do_not_decay():
+    model = vitkit.create_model("vit_tiny_patch16_224", depth=1, num_classes=2)
+    decayed, free = vitkit.parameter_groups(model, lr=0.5, weight_decay=0.1)
+    names = {id(p): name for name, p in model.named_parameters()}
+    assert {names[id(p)] for p in decayed["params"]} == {
+        "patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.attn.proj.weight",
+        "blocks.0.mlp.fc1.weight", "blocks.0.mlp.fc2.weight", "head.weight",
+    }  # fmt: skip
+    assert (decayed["weight_decay"], free["weight_decay"]) == (0.1, 0.0)
+    assert len(decayed["params"]) + len(free["params"]) == len(names)
+    optimizer = make_optimizer(model, "adamw", lr=0.5, weight_decay=0.1, betas=(0.9, 0.999))
+    with torch.no_grad():
+        model.head.weight.fill_(1.0)
+        model.norm.weight.fill_(1.0)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    assert torch.allclose(model.head.weight, torch.tensor(1 - 0.5 * 0.1))
+    assert torch.equal(model.norm.weight, torch.ones_like(model.norm.weight))
+
+
+# The learning rate as a function of the step.
+
+PEAK, LOW, WARMUP, TOTAL = 0.4, 0.1, 4, 16
+
+
+def rates(schedule: str, low: float = LOW) -> list[float]:
+    return [learning_rate(s, schedule, peak=PEAK, low=low, warmup=WARMUP, total=TOTAL)
+            for s in range(TOTAL)]  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant", "rsqrt"])
+def test_every_schedule_rises_linearly_to_its_peak(schedule):
+    assert rates(schedule)[:WARMUP] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+
+
+def test_what_comes_after_the_peak():
+    t = [n / 12 for n in range(1, 13)]
+    assert rates("cosine")[WARMUP:] == pytest.approx(
+        [LOW + (PEAK - LOW) * 0.5 * (1 + math.cos(math.pi * x)) for x in t]
+    )
+    assert rates("linear")[WARMUP:] == pytest.approx([PEAK - 0.3 * x for x in t])
+    assert rates("constant")[WARMUP:] == [PEAK] * 12
+    assert rates("rsqrt")[WARMUP:] == pytest.approx([PEAK * 2 / n**0.5 for n in range(5, 17)])
+    assert rates("rsqrt", low=0.3)[-1] == 0.3
+
+
+def test_the_reciprocal_root_does_not_look_at_the_end_and_needs_a_warm_up():
+    short = learning_rate(9, "rsqrt", peak=PEAK, low=0.0, warmup=4, total=10)
+    assert short == learning_rate(9, "rsqrt", peak=PEAK, low=0.0, warmup=4, total=1000)
+    with pytest.raises(vitkit.SettingError, match="pass --warmup-epochs above 0"):
+        vitkit.show_batch("digits", sched="rsqrt", warmup_epochs=0.0)
+
+
+def test_without_warm_up_the_first_step_is_at_the_peak_and_the_last_at_the_lowest():
+    rates = [learning_rate(s, peak=PEAK, low=1e-5, warmup=0, total=TOTAL) for s in range(TOTAL)]
+    assert rates[0] == PEAK
+    assert rates[-1] == pytest.approx(1e-5)
+    assert all(earlier > later for earlier, later in pairwise(rates))
+    assert learning_rate(0, peak=PEAK, low=0.0, warmup=0, total=1) == PEAK
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"epochs": 1, "warmup_epochs": 0.95}, "--warmup-epochs 0.95 covers all 6 steps of the run"),
+     ({"sched": "rsqrt", "warmup_epochs": 0.05}, "0.05 of 6 steps per epoch rounds to none; "
+      "raise it to 0.17 or more")],
+)  # fmt: skip
+def test_a_warm_up_is_looked_at_in_steps(settings, message):
+    with pytest.raises(vitkit.SettingError, match=message):
+        vitkit.show_batch("digits", batch_size=200, device="cpu", **settings)
+
+
+# Precision and attention kernel, chosen by processor, model and batch.
+
+AMD, INTEL, AMX = (
+    {"cpu_name": "AMD EPYC", "avx512_bf16": True, "amx_bf16": False},
+    {"cpu_name": "Intel(R) Xeon(R)", "avx512_bf16": True, "amx_bf16": False},
+    {"cpu_name": "Intel(R) Xeon(R)", "avx512_bf16": True, "amx_bf16": True},
+)
+
+
+@pytest.mark.parametrize(
+    ("features", "batch_size", "precision"),
+    [(AMD, 64, "bfloat16"), (AMX, 64, "bfloat16"), (AMD, 2, "off"), (INTEL, 64, "off"),
+     ({}, 64, "off")],
+)  # fmt: skip
+def test_precision_follows_the_processor_the_model_and_the_batch(
+    monkeypatch, features, batch_size, precision
+):
+    """A step of 64 images has 1.3e9 operations here, a step of 2 images 4e7."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features)
+    cpu, model = torch.device("cpu"), vitkit.create_model(
+        "vit_tiny_patch16_224", image_size=8, patch_size=2, width=64, depth=4, num_heads=4,
+        mlp_width=256, num_classes=10,
+    )  # fmt: skip
+    chosen, reason = choose_precision(model, batch_size, cpu)
+    assert chosen == precision
+    assert "bfloat16" in reason
+    if batch_size == 2:
+        assert "a step of 4e+07 operations is too small" in reason
+    assert choose_kernel(model, chosen, cpu) == ("fused" if precision == "off" else "plain")
+
+
+def test_long_sequences_keep_the_fused_kernel():
+    model = vitkit.create_model("vit_tiny_patch16_224", image_size=528, depth=1, num_classes=3)
+    assert choose_kernel(model, "bfloat16", torch.device("cpu")) == "fused"

@@ -11,13 +11,12 @@ from training.faulty import stopping_at
 from training.starts import DIGITS, a_checkpoint, bits, log_of, train
 
 import vitkit
-from vitkit import Callback, Interrupted, SettingError
 from vitkit.data.loading.batch import balanced_order
 
 GROWING = {"progressive": (4, 8), "epochs": 3}
 
 
-class Watched(Callback):
+class Watched(vitkit.Callback):
     """Notes the size of every batch."""
 
     sizes: list[tuple[int, ...]]
@@ -39,7 +38,7 @@ def test_a_run_that_grows_goes_on_with_the_same_bits_with_any_number_of_workers(
     a_checkpoint(tmp_path / "a.safetensors", classes=DIGITS)
     asked = GROWING | {"pretrained": str(tmp_path / "a.safetensors"), "crop_scale": 0.5}
     straight = train(tmp_path / "straight", **asked)
-    with pytest.raises(Interrupted):
+    with pytest.raises(vitkit.Interrupted):
         train(tmp_path / "run", stopping_at(8), **asked)
     resumed = train(tmp_path / "run", resume=str(tmp_path / "run"), workers=2)
     assert bits(resumed.last) == bits(straight.last)
@@ -61,7 +60,7 @@ def test_a_run_that_grows_goes_on_with_the_same_bits_with_any_number_of_workers(
 )
 def test_sizes_that_cannot_be_are_refused(tmp_path, asked, words):
     a_checkpoint(tmp_path / "a.safetensors", classes=DIGITS)
-    with pytest.raises(SettingError, match=words):
+    with pytest.raises(vitkit.SettingError, match=words):
         train(tmp_path / "run", pretrained=tmp_path / "a.safetensors", **asked)
 
 
@@ -92,7 +91,7 @@ def test_epochs_differ_and_the_order_has_no_runs_of_a_class():
     assert np.abs(halves - 0.5).max() < 0.06
 
 
-class Counted(Callback):
+class Counted(vitkit.Callback):
     """Notes the labels of every batch, and which view of which image it has."""
 
     labels: list[int]
@@ -121,7 +120,7 @@ def test_uneven_classes_are_balanced_and_counted_in_words(tmp_path):
         "balance: 5 (cat) to 27 (dog) images per class; each class is drawn 16 times per epoch"
         in log_of(straight.run)
     )
-    with pytest.raises(Interrupted):
+    with pytest.raises(vitkit.Interrupted):
         train(tmp_path / "stopped", stopping_at(3), **asked)
     resumed = train(tmp_path / "stopped", resume=str(tmp_path / "stopped"))
     assert bits(resumed.last) == bits(straight.last)

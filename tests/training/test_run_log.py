@@ -9,8 +9,10 @@ import multiprocessing
 import os
 import re
 import signal
+import sys
 import time
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,16 +22,18 @@ from processes import wait_until
 from tensorboard.summary.writer.record_writer import RecordWriter
 from training.faulty import on, stopping_at
 from training.logged_runs import TINY, curves, lines, train
+from training.tiny_runs import end_of
 
 import vitkit
-from vitkit import Interrupted
 from vitkit.data.datasets.splitting import with_validation
 from vitkit.data.sources.open import open_dataset
 from vitkit.training import folder, saving
 from vitkit.training import train as session
+from vitkit.training.monitoring import run_log as terminal
+from vitkit.training.monitoring import trackers as metric_files
 from vitkit.training.monitoring.figures import example_predictions
+from vitkit.training.run_folder import RunFolder
 from vitkit.training.state import state_folder
-from vitkit.training.state.state_folder import newest_state, run_hash
 from vitkit.weights.formats.vitkit import DESCRIBED
 
 TIMES = {"images_per_s", "data_wait", "seconds", "memory"}
@@ -115,7 +119,7 @@ def test_both_can_be_left_out(tmp_path):
 
 def stopped_and_torn(run: Path) -> Path:
     """Stop a run at step 23, then append later rows and incomplete lines to its files."""
-    with pytest.raises(Interrupted):
+    with pytest.raises(vitkit.Interrupted):
         train(run, callback=stopping_at(23))
     with (run / "metrics.csv").open("a") as file:
         file.write("3,30,0.001,0.5,0.9,0.9,0.5,1,0.1,9\n3,30,0.0")
@@ -182,15 +186,15 @@ def killed_at_an_epoch_s_end(output: Path, where: str) -> None:
         if (output / "state" / "step-00000020").exists():
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def kill_after_the_row(folder, registry, step, world) -> bool:
-        if step == 20:
+    def kill_after_the_row(folder, registry, step, *rest) -> None:
+        if (folder / "step-00000020").exists():
             os.kill(os.getpid(), signal.SIGKILL)
-        return state_folder.save_values(folder, registry, step, world)
+        state_folder.save_state(folder, registry, step, *rest)
 
     if where == "validation":
         train(output, callback=on(after_evaluation_batch=kill))
     else:
-        saving.save_values = kill_after_the_row
+        saving.save_state = kill_after_the_row
         train(output)
 
 
@@ -206,9 +210,7 @@ def test_an_epoch_whose_validation_is_killed_is_not_lost_and_has_one_row(result,
     wait_until(lambda: int(time.time()) > second)
     train(run, resume=str(run))
     assert "resuming from step 20" in (run / "train.log").read_text()
-    assert run_hash(newest_state(run / "state")[0]) == run_hash(
-        newest_state(result.run / "state")[0]
-    )
+    assert end_of(run) == end_of(result.run)
     assert without_times(lines(run)) == without_times(lines(result.run))
     assert without_times(table(run)) == without_times(table(result.run))
     found, straight = curves(run), curves(result.run)
@@ -255,3 +257,157 @@ def test_a_run_of_many_epochs_prints_some_of_them_and_logs_all(tmp_path, capsys)
     assert printed[-1].startswith("epoch  60/60")
     best = [line for line in logged if line.endswith("best")]
     assert len([line for line in printed if line.endswith("best")]) == len(best) > 0
+
+
+@pytest.mark.parametrize("left", ["", "epoch,st", "epoch,step,lr"])
+def test_a_header_that_was_cut_short_is_written_again(tmp_path, left):
+    run = RunFolder(tmp_path)
+    run.metrics.write_text(left)
+    metric_files.drop_rows_after(run, 10)
+    metric_files.add_row(run, {"epoch": 1, "step": 20, "lr": 0.5})
+    assert run.metrics.read_text() == "epoch,step,lr\n1,20,0.5\n"
+
+
+def test_a_number_that_is_not_finite_is_null(tmp_path):
+    run = RunFolder(tmp_path)
+    metric_files.add_line(run, "step", {"step": 1, "a": float("nan"), "b": float("inf"), "c": 0.5})
+    assert lines(tmp_path) == [{"kind": "step", "step": 1, "a": None, "b": None, "c": 0.5}]
+
+
+# What a run prints: lines without a terminal, a bar on one.
+
+
+def test_without_a_terminal_a_line_comes_now_and_then(tmp_path, monkeypatch, capsys):
+    train(tmp_path / "rarely", quiet=False)
+    assert "  step " not in capsys.readouterr().out  # the run is shorter than `now and then`
+    monkeypatch.setattr(terminal, "PLAIN", 0.0)
+    train(tmp_path / "often", quiet=False)
+    printed = [line for line in capsys.readouterr().out.splitlines() if "  step " in line]
+    assert len(printed) == 30
+    assert printed[14].startswith("epoch 2/3  step 15/30  loss ")
+    for word in (" images/s  data wait ", "%  ", " GB  ", " left"):
+        assert word in printed[14]
+    assert printed[-1].endswith("0:00:00 left")
+
+
+def test_on_a_terminal_there_is_a_bar(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr(terminal, "REFRESH", 0.0)
+    train(tmp_path / "run", quiet=False, epochs=2)
+    shown = capsys.readouterr().out
+    assert "\x1b[" in shown
+    assert "━" in shown
+    assert "19/20" in shown
+    assert "images/s  data wait" in shown
+
+
+def test_the_bar_cuts_neither_steps_nor_the_time_left_on_80_columns(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    bar = terminal.Display(total=12_510, done=0, quiet=False)
+    status = "loss 1.058  3,265 images/s  data wait 13%  10.4 GB"
+    bar.show(1234, "epoch 123/160", status, 7204.0)
+    bar.start()
+    bar.stop()
+    shown = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", capsys.readouterr().out)
+    assert "epoch 123/160" in shown
+    assert "1234/12510 2:00:04 left  loss 1.058  3,265 images/s" in shown
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown
+
+
+def test_a_file_name_is_printed_as_it_is(capsys):
+    """Colons around a word are not the name of an emoji."""
+    terminal.Display(total=1, done=0, quiet=False).print("skipped photos/:cat:/[bold]1.jpg")
+    assert capsys.readouterr().out == "skipped photos/:cat:/[bold]1.jpg\n"
+
+
+# Curves that go to wandb and mlflow, with fakes of both.
+
+
+class Service:
+    """A fake of wandb and mlflow that records its calls, and fails on request."""
+
+    def __init__(self) -> None:
+        self.logged: list[tuple[dict, int]] = []
+        self.began: list[dict] = []
+        self.ended: list[object] = []
+        self.fails_after = 10**9
+
+    def tell(self, values: dict, step: int) -> None:
+        if len(self.logged) >= self.fails_after:
+            raise ConnectionError("no route")
+        self.logged.append((values, step))
+
+    def begin(self, **settings) -> SimpleNamespace:
+        self.began.append(settings)
+        return SimpleNamespace(id="w-1", info=SimpleNamespace(run_id="m-1"))
+
+
+@pytest.fixture
+def service(monkeypatch) -> Service:
+    made, wandb, mlflow = Service(), ModuleType("wandb"), ModuleType("mlflow")
+    wandb.Error = type("Error", (Exception,), {})
+    wandb.init, wandb.log = made.begin, made.tell
+    wandb.finish = lambda exit_code: made.ended.append(exit_code)
+    mlflow.MlflowException = type("MlflowException", (Exception,), {})
+    mlflow.start_run, mlflow.log_metrics = made.begin, made.tell
+    mlflow.log_params = lambda settings: made.began.append(settings)
+    mlflow.end_run = made.ended.append
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    return made
+
+
+@pytest.mark.parametrize(("name", "end"), [("wandb", 0), ("mlflow", "FINISHED")])
+def test_a_service_gets_the_curves(tmp_path, service, name, end):
+    run = train(tmp_path / "run", logger=(name,)).run
+    events = curves(run)
+    logged = {(tag, step): v for values, step in service.logged for tag, v in values.items()}
+    drawn = {
+        (tag, p.step): p.value for tag in events.Tags()["scalars"] for p in events.Scalars(tag)
+    }
+    assert logged == pytest.approx(drawn)
+    assert ("val/top1", 20) in logged
+    assert service.ended == [end]
+    assert json.dumps(service.began).count('"batch_size": 128') == 1
+
+
+@pytest.mark.parametrize(("name", "key", "known"), [("wandb", "id", "w-1"),
+                                                    ("mlflow", "run_id", "m-1")])  # fmt: skip
+def test_a_resumed_run_is_the_same_run_to_a_service(tmp_path, service, name, key, known):
+    with pytest.raises(vitkit.Interrupted):
+        train(tmp_path / "run", callback=stopping_at(15), logger=(name,))
+    assert service.ended in ([1], ["FAILED"])
+    first, *_ = service.began
+    train(tmp_path / "run", resume=str(tmp_path / "run"), logger=(name,))
+    assert (first[key], service.began[-1][key]) == (None, known)
+
+
+def test_a_service_that_fails_ends_no_run(tmp_path, service):
+    service.fails_after = 4
+    ended = train(tmp_path / "run", logger=("wandb",))
+    assert ended.stopped == "all 3 epochs"
+    assert (ended.run / "train.log").read_text().count(
+        "wandb failed: no route; the run continues"
+    ) == 1
+    assert len(service.logged) == 4
+
+
+def test_a_service_that_is_not_installed_is_named_before_anything_is_done(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(
+        vitkit.MissingExtraError, match="--logger mlflow: mlflow is not installed; pip"
+    ):
+        train(tmp_path / "run", logger=("mlflow",))
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_tensorboard_a_run_has_its_other_files(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    run = train(tmp_path / "run", epochs=1, warmup_epochs=0.5).run
+    assert not (run / "tensorboard").exists()
+    assert (run / "metrics.csv").read_text().count("\n") == 2

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -142,27 +142,27 @@ class Teacher:
         return logits if self.columns is None else logits[:, list(self.columns)]
 
     def for_classes(
-        self,
-        classes: tuple[str, ...],
-        preprocess: Preprocess,
-        device: torch.device,
-        sides: Sequence[int] = (),
+        self, classes: tuple[str, ...], preprocess: Preprocess, device: torch.device
     ) -> tuple[Teacher, list[str]]:
         """Return this teacher on a device, with logits of the data's classes in order, and notes.
 
-        It is tried on images of the student's `preprocess`, and on squares with sides of so many
-        pixels. Raise `SettingError` if it does not know a class, or cannot take the images.
+        It is tried on a grey image of its own, or of the student's `preprocess`: a teacher that
+        fails should fail before the first step. Raise `SettingError` if it does not know a class,
+        or cannot take the image.
         """
         teacher = replace(self, model=self.model.to(device).requires_grad_(False), columns=None)
-        own, notes = self.preprocess or preprocess, list[str]()
-        theirs, students = _described_images(own), _described_images(preprocess)
-        if theirs != students:
-            notes.append(f"the teacher takes images of {theirs}; the student, of {students}")
-        # Tried now: a teacher that fails should fail before the first step.
-        num_logits = teacher._count_logits(own, device)
-        if self.preprocess is None:
-            for side in sides:
-                teacher._count_logits(own.replace(image_size=side), device)
+        own = self.preprocess or preprocess
+        image = torch.zeros(1, own.channels, *own.image_size, device=device)
+        try:
+            num_logits = teacher(image).shape[1]
+        except SettingError:  # it has a message of its own
+            raise
+        except Exception as why:  # noqa: BLE001 - whatever a model raises for such images
+            raise SettingError(
+                f"the teacher {type(self.model).__name__} cannot take images "
+                f"{tuple(image.shape)} ({why}); describe its input: Teacher(model, "
+                "Preprocess(image_size=..., mean=..., std=...))"
+            ) from None
         known = self.classes or classes
         # By name: the teacher may count its classes in another order.
         match = match_classes(classes, known)
@@ -179,29 +179,13 @@ class Teacher:
                 f"the teacher {problem}; train it on this data first, or use another teacher"
             )
         if not self.classes:
-            notes.append(
-                f"the teacher has no class names; its {num_logits} logits are assumed to be the "
-                f"data's classes: {quote_list(classes)}"
-            )
-            return teacher, notes
+            note = f"the teacher has no class names; its {num_logits} logits are assumed to be the "
+            return teacher, [f"{note}data's classes: {quote_list(classes)}"]
+        notes = []
         if match.unused:
             left_out = len(match.unused)
             notes.append(f"classes of the teacher that the data lack, left out: {left_out}")
         return replace(teacher, columns=match.indices), notes
-
-    def _count_logits(self, preprocess: Preprocess, device: torch.device) -> int:
-        """Call the model on one grey image of its own, and return the number of logits."""
-        image = torch.zeros(1, preprocess.channels, *preprocess.image_size, device=device)
-        try:
-            return self(image).shape[1]
-        except SettingError:  # it has a message of its own
-            raise
-        except Exception as why:  # noqa: BLE001 - whatever a model raises for such images
-            raise SettingError(
-                f"the teacher {type(self.model).__name__} cannot take images "
-                f"{tuple(image.shape)} ({why}); describe its input: Teacher(model, "
-                "Preprocess(image_size=..., mean=..., std=...))"
-            ) from None
 
 
 def renormalise(
@@ -225,14 +209,6 @@ def renormalise(
         return images
     smooth = wanted.interpolation != "nearest"  # antialiasing needs a filter
     return F.interpolate(images, wanted.image_size, mode=wanted.interpolation, antialias=smooth)
-
-
-def _described_images(preprocess: Preprocess) -> str:
-    """Return size, mean and std in words; the rest is decided by the student's preprocessing."""
-    height, width = preprocess.image_size
-    mean = ", ".join(f"{value:g}" for value in preprocess.mean)
-    std = ", ".join(f"{value:g}" for value in preprocess.std)
-    return f"{height} x {width} px with mean {mean} and std {std}"
 
 
 TeacherSource: TypeAlias = Teacher | Checkpoint | nn.Module | str | Path

@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from vitkit.errors import CheckpointError
 from vitkit.evaluation.features import NEIGHBOURS, extract_features, fit_linear, knn
 from vitkit.evaluation.loop import (
     KeptOutputs,
@@ -17,15 +18,16 @@ from vitkit.evaluation.loop import (
 from vitkit.evaluation.metrics import Metrics, PredictionCounts, headline
 from vitkit.evaluation.result import Evaluation
 from vitkit.evaluation.temperature import Calibration, calibrate
+from vitkit.io.atomic import write_bytes
 from vitkit.messages import plural
 from vitkit.models.vit import ViT
 from vitkit.plots import MAX_CLASSES
 from vitkit.training.monitoring.figures import write_confusion, write_curves
-from vitkit.training.monitoring.trackers import tested_at, write_predictions
+from vitkit.training.monitoring.trackers import tested_at
 from vitkit.training.run import Run, evaluate_split
-from vitkit.training.saving import load_best, stored_scores
 from vitkit.training.step import place_like, unsharded_model
 from vitkit.weights.formats.vitkit import DESCRIBED, save
+from vitkit.weights.load import load
 
 
 def finish_run(run: Run, stopped: str) -> dict[str, Metrics]:
@@ -50,13 +52,18 @@ def finish_run(run: Run, stopped: str) -> dict[str, Metrics]:
     if not world.broadcast_from_main(folder.best.exists):  # stopped before the first epoch ended
         log.info(f"ended after {stopped}; weights: {folder.last}")
         return {}
-    best = load_best(folder.best, plan.spec.num_classes)
+    best = load(folder.best)
+    found = best.model.spec.num_classes
+    if found != plan.spec.num_classes:
+        raise CheckpointError(
+            f"{folder.best}: a model of {plural(found, 'class')}, and this run has "
+            f"{plan.spec.num_classes}; delete the file and resume, or put the weights of this run "
+            "back"
+        )
     splits = plan.dataset.splits
     # the file has whole weights; a sharded run evaluates them in shards
     model = place_like(best.model, run.model, world, plan.device)
-    metrics = stored_scores(best)
-    if "val" in splits and "val" not in metrics:
-        metrics["val"] = _validate(run, model)
+    metrics: dict[str, Metrics] = dict(best.metadata.get("metrics", {}))
     temperature = _calibrate(run, model) if "val" in splits else None
     if "test" in splits and plan.config.test:
         metrics["test"] = _test(run, model, metrics.get("test"), temperature)
@@ -85,16 +92,6 @@ def _chosen(run: Run) -> str:
     return "best weights" if has_validation else "weights of the last epoch"
 
 
-def _validate(run: Run, model: ViT) -> Metrics:
-    """Compute the validation scores of weights whose file has none."""
-    run.log.info(f"{run.folder.best} has no validation scores; its weights are evaluated now")
-    own = load_metrics(run.plan.config.metrics)
-    outputs = KeptOutputs(evaluate_split(run, "val", model), keep=bool(own))
-    counts = count_predictions(outputs, run.plan.spec.num_classes)
-    scores = counts.counts(run.world).scores() | outputs.scores(own, run.world)
-    return finite_scores(scores)
-
-
 def _test(run: Run, model: ViT, before: Metrics | None, temperature: float | None) -> Metrics:
     """Return the scores on the test split, computed now unless these weights have them already."""
     tested = run.world.broadcast_from_main(lambda: tested_at(run.folder))
@@ -107,7 +104,12 @@ def _test(run: Run, model: ViT, before: Metrics | None, temperature: float | Non
         test, counts = evaluate_outputs(outputs, classes, temperature or 1.0, run.world)
         _write_confusion(run, "test", counts)
         test |= finite_scores(outputs.scores(own, run.world))
-        _write_predictions(run, test, counts.gathered(run.world))
+        dataset = run.plan.dataset
+        gathered = counts.gathered(run.world)
+        table = Evaluation(test, gathered, dataset.splits["test"], dataset.classes, "test")
+        run.world.broadcast_from_main(
+            lambda: write_bytes(run.folder.predictions, table.predictions_csv())
+        )
         how = "evaluated once"
         if tested:
             how = f"evaluated again (with other weights after step {tested[-1]})"
@@ -117,13 +119,6 @@ def _test(run: Run, model: ViT, before: Metrics | None, temperature: float | Non
     )
     run.log.scored("test", run.progress.step, test)
     return test
-
-
-def _write_predictions(run: Run, scores: Metrics, counts: PredictionCounts) -> None:
-    """Write the prediction and the loss of every test image."""
-    dataset = run.plan.dataset
-    evaluation = Evaluation(scores, counts, dataset.splits["test"], dataset.classes, "test")
-    run.world.broadcast_from_main(lambda: write_predictions(run.folder, evaluation))
 
 
 def _calibrate(run: Run, model: ViT) -> float | None:

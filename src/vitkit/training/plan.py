@@ -52,7 +52,7 @@ from vitkit.training.optimization.precision import Precision
 from vitkit.training.recipes import recipe_settings
 from vitkit.training.recipes.defaults import chooses_model, decide_settings
 from vitkit.training.run_folder import RunFolder, resumed_folder
-from vitkit.training.state.data_record import restore_labels
+from vitkit.training.state.state_folder import restore_labels
 from vitkit.training.step import Objective, TrainingStep, Transform
 
 if TYPE_CHECKING:
@@ -188,9 +188,7 @@ def make_plan(
         from vitkit.training.distillation import as_teacher
 
         teacher = as_teacher(config.teacher, "--teacher", trust_pickle=config.trust_pickle)
-        teacher, teacher_notes = teacher.for_classes(
-            dataset.classes, start.preprocess, device, config.progressive
-        )
+        teacher, teacher_notes = teacher.for_classes(dataset.classes, start.preprocess, device)
         notes += teacher_notes
     threads = config.threads or torch.get_num_threads()
     return Plan(

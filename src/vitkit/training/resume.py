@@ -27,13 +27,12 @@ from vitkit.training.plan import make_transform
 from vitkit.training.recipes import recipe_settings
 from vitkit.training.run import Run
 from vitkit.training.run_folder import RunFolder, locked, resumed_folder
-from vitkit.training.state.data_record import record_data
-from vitkit.training.state.manifest import manifest_of, step_of
+from vitkit.training.state.manifest import read_manifest, step_of
 from vitkit.training.state.state_folder import (
     load_state,
     newest_state,
+    record_data,
     remove_unfinished,
-    remove_unfinished_files,
     set_aside_damaged,
 )
 
@@ -108,12 +107,12 @@ def find_stopped_run(
 def _describe(run: RunFolder) -> dict[str, Any]:
     """Return JSON values that describe the run to resume, for all processes."""
     state, notes = newest_state(run.state)
-    manifest = manifest_of(state)
+    manifest = read_manifest(state)
     before = TrainConfig(**_stored_settings(run)).to_json()
     # the state's own settings count, should config.yaml have been edited
     # a state of another version may have settings that are gone
     known = field_names(TrainConfig)
-    before |= {name: v for name, v in (manifest["settings"] or {}).items() if name in known}
+    before |= {name: v for name, v in manifest["settings"].items() if name in known}
     for name, saved_with in manifest["versions"].items():
         if saved_with != version(name):
             notes.append(
@@ -270,8 +269,7 @@ def begin_record(run: Run, stopped: StoppedRun | None, *, finished: bool) -> Non
     folder, plan = run.folder, run.plan
     run.log.open_curves()
     # what a killed process left half written
-    remove_unfinished(folder.state)
-    remove_unfinished_files((folder.root, folder.best.parent))
+    remove_unfinished(folder.state, folder.root, folder.best.parent)
     if stopped is None:
         record_data(plan.dataset, plan.check, check_file=folder.check, relabel_file=folder.relabel)
         if plan.config.save_augmented_grid:
@@ -296,11 +294,11 @@ def restore_state(run: Run, stopped: StoppedRun) -> None:
         CheckpointError: the state is of other parts.
     """
     # before the tensors, of which other classes need others
-    manifest = manifest_of(stopped.state)
+    manifest = read_manifest(stopped.state)
     began_with = manifest["values"].get("progress", {}).get("data")
     # a state without progress is refused by `load_state`
     if began_with not in (None, run.plan.dataset.identity):
-        raise _other_data(run, (manifest["settings"] or {}).get("data"))
+        raise _other_data(run, manifest["settings"].get("data"))
     load_state(stopped.state, run.registry)
     if run.held_out is not None and run.progress.best_epoch:
         run.held_out.load(run.folder.held_out)

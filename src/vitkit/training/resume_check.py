@@ -74,29 +74,20 @@ def prove_resume(config: TrainConfig) -> Proof:
         UserError: what is wrong with the settings or the data; a run of one step, or of none.
         VitkitError: one of the processes failed; its last line.
     """
-    if config.probe is not None:
-        raise SettingError(
-            "--prove-resume needs training steps, and a probe has none; leave out --probe"
-        )
-    config, _ = resolve_defaults(config, recipe_settings(config.recipe))
     # as in the runs below, which have no trackers
-    steps = min(STEPS, make_plan(replace(config, logger=())).total_steps)
+    config = resolve_defaults(config, recipe_settings(config.recipe))[0]
+    config = replace(config, logger=())
+    steps = 0 if config.probe else min(STEPS, make_plan(config).total_steps)
     if steps < 2:
-        raise SettingError("--prove-resume needs at least 2 steps; raise --epochs")
+        raise SettingError(
+            "--prove-resume needs at least 2 training steps; raise --epochs, or leave out --probe"
+        )
     # several states before the kill, which comes between two of them
     every, killed_at = max(1, steps // 5), steps * 11 // 20
-    short = config.to_json() | {
-        "max_steps": steps,
-        "save_every": every,
-        "resume": None,
-        "overwrite": False,
-        # all settings of the recipe are in `config` already
-        "recipe": None,
-        "quiet": True,
-        "logger": [],
-        "find_lr": False,
-        "devices": 1,
-    }
+    # all settings of the recipe are in `config` already
+    short = config.to_json() | dict.fromkeys(("resume", "recipe"))
+    short |= {"overwrite": False, "find_lr": False, "max_steps": steps, "save_every": every}
+    short |= {"quiet": True, "devices": 1}
     with tempfile.TemporaryDirectory() as place:
         straight, killed = Path(place) / "straight", Path(place) / "killed"
         _child(short | {"output": str(straight)})
@@ -109,12 +100,12 @@ def prove_resume(config: TrainConfig) -> Proof:
     return Proof(hashes[0], hashes[1], steps, killed_at)
 
 
-def _child(settings: dict[str, object], killed_at: int | None = None) -> None:
+def _child(settings: dict[str, object], killed_at: int = -1) -> None:
     """Run in a child process, which kills itself before the given step."""
-    command = [sys.executable, "-m", "vitkit.training.resume_check", json.dumps(settings)]
-    command += [] if killed_at is None else [str(killed_at)]
+    command = [sys.executable, "-m", "vitkit.training.resume_check"]
+    command += [json.dumps(settings), str(killed_at)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    expected = 0 if killed_at is None else -signal.SIGKILL
+    expected = 0 if killed_at < 0 else -signal.SIGKILL
     if done.returncode != expected:
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         raise VitkitError(
@@ -124,26 +115,14 @@ def _child(settings: dict[str, object], killed_at: int | None = None) -> None:
 
 
 class KillBeforeStep(Callback):
-    """Ends the process as a power failure would.
-
-    Args:
-        step: the number of the step, counted from 0, that is not made.
-    """
-
-    def __init__(self, step: int) -> None:
-        self._step = step
+    """Ends the process as a power failure would, before the step in its arguments."""
 
     def before_step(self, trainer: Trainer, batch: Batch) -> None:
         """Kill this process where it is its turn."""
-        if trainer.progress.step == self._step:
+        if trainer.progress.step == int(sys.argv[2]):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _main(text: str, *killed_at: str) -> None:
-    settings = json.loads(text)
-    config = TrainConfig(**layered(resumed_settings(settings["resume"], None), settings))
-    train(config, [lambda: KillBeforeStep(int(killed_at[0]))] if killed_at else [])
-
-
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    asked = json.loads(sys.argv[1])
+    train(TrainConfig(**layered(resumed_settings(asked["resume"], None), asked)), [KillBeforeStep])

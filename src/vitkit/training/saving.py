@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vitkit.errors import (
-    CheckpointError,
     DataError,
     ImageError,
     LoaderError,
@@ -24,10 +23,9 @@ from vitkit.messages import plural
 from vitkit.models.vit import ViT
 from vitkit.training.initial_weights import started_from
 from vitkit.training.run import Run
-from vitkit.training.state.state_folder import save_state, save_values
+from vitkit.training.state.state_folder import save_state
 from vitkit.training.step import StepResult, unsharded_model
 from vitkit.training.trainer import Callback, Trainer
-from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.formats.vitkit import save
 
 SAVED_EVERY = 5.0
@@ -71,10 +69,7 @@ class Save(Callback):
             self.save_weights(run.folder.best, metrics, epoch.model)
         if self.is_due or trainer.is_ending:
             self.save_weights(run.folder.last, metrics, epoch.model)
-            run.log.flush()
-            self._save_held_out()
-            if not save_values(run.folder.state, run.registry, run.progress.step, run.world):
-                self.save_state()
+            self.save_state()  # replaces the values of the state before validation
         run.epoch_result = None  # the gathered weights of a sharded model are large
 
     def on_end(self, trainer: Trainer) -> None:
@@ -95,17 +90,14 @@ class Save(Callback):
         run = self.run
         run.count_time()
         run.log.flush()
-        self._save_held_out()
+        # the validation logits of the epochs so far, before the state that counts them
+        held_out = run.held_out
+        if held_out is not None:
+            run.world.broadcast_from_main(lambda: held_out.save(run.folder.held_out))
         # config.yaml may be edited by hand; the settings in the state count
         settings = run.plan.config.to_json()
         save_state(run.folder.state, run.registry, run.progress.step, run.world, settings)
         self._saved_at, self.saved_step = time.monotonic(), run.progress.step
-
-    def _save_held_out(self) -> None:
-        """Write the validation logits of the epochs so far, before the state that counts them."""
-        held_out, path = self.run.held_out, self.run.folder.held_out
-        if held_out is not None:
-            self.run.world.broadcast_from_main(lambda: held_out.save(path))
 
     def save_weights(
         self, path: Path, metrics: dict[str, Metrics] | None = None, whole: ViT | None = None
@@ -136,7 +128,7 @@ class Save(Callback):
 
 
 class SaveBeforeValidation(Callback):
-    """Saves the state before validation, which may be long, and be killed.
+    """Saves the state, where it is due, before validation, which may be long, and be killed.
 
     Args:
         save: decides whether this epoch's end saves.
@@ -229,36 +221,3 @@ def _write_weights(path: Path, model: ViT, run: Run, metrics: dict[str, Metrics]
             **started_from(plan.config),
         )
     )
-
-
-# The best weights of a run, read back from their file, with the scores that it has.
-
-
-def load_best(path: Path, num_classes: int) -> Checkpoint:
-    """Return the best weights of a run.
-
-    Args:
-        path: path of their file.
-        num_classes: K of the run.
-
-    Raises:
-        CheckpointError: a damaged file, or one that was replaced by another model's.
-    """
-    from vitkit.weights.load import load  # it brings every format
-
-    best = load(path)
-    found = best.model.spec.num_classes
-    if found != num_classes:
-        raise CheckpointError(
-            f"{path}: a model of {plural(found, 'class')}, and this run has {num_classes}; "
-            "delete the file and resume, or put the weights of this run back"
-        )
-    return best
-
-
-def stored_scores(best: Checkpoint) -> dict[str, Metrics]:
-    """Return the scores stored in a file of weights, by split."""
-    stored = best.metadata.get("metrics")
-    if not isinstance(stored, dict):  # the user has replaced the file
-        return {}
-    return {split: scores for split, scores in stored.items() if isinstance(scores, dict)}

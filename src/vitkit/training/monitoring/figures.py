@@ -137,17 +137,12 @@ def _rows(path: Path) -> list[dict[str, str]]:
     """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
+        # the last line may be incomplete while a run writes it
+        reader = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
+        header, rows = reader.fieldnames or COLUMNS, [*reader]
     except FileNotFoundError:
         return []
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-    # the last line may be incomplete while a run writes it
-    complete = text[: text.rfind("\n") + 1]
-    reader = csv.DictReader(complete.splitlines())
-    try:
-        header = reader.fieldnames or COLUMNS
-        rows = [*reader]
-    except csv.Error as error:  # such as a cell of more than 131,072 characters
+    except (OSError, csv.Error) as error:  # csv: such as a cell of more than 131,072 characters
         raise DataError(f"{path}: cannot be read: {error}") from error
     missing = [repr(name) for name in COLUMNS if name not in header]
     if missing:
@@ -272,19 +267,13 @@ def save_augmented_grid(
         OutputError: the file cannot be written.
     """
     # Augmentation is a function of seed, epoch and index: the first step gets the same images.
-    sheet = _augmented_grid(transform(batch, step=0), batch, transform.preprocess, classes)
+    fed = transform(batch, step=0)
+    captions = fed_labels(fed, batch, classes)[:MOST_SHOWN]
+    sheet = grid(fed_pixels(fed, transform.preprocess, MOST_SHOWN), captions, ACROSS)
     try:
         Image.fromarray(sheet).save(path)
     except OSError as error:
         raise output_error(path, error) from error
-
-
-def _augmented_grid(
-    fed: ModelInputs, batch: Batch, preprocess: Preprocess, classes: tuple[str, ...]
-) -> UInt8[np.ndarray, "H W 3"]:
-    """Draw the inputs of a model above their labels, with the weights of mixed images."""
-    captions = fed_labels(fed, batch, classes)[:MOST_SHOWN]
-    return grid(fed_pixels(fed, preprocess, MOST_SHOWN), captions, ACROSS)
 
 
 def fed_pixels(

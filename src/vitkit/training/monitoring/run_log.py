@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from functools import wraps
 from textwrap import TextWrapper
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import numpy as np
 from jaxtyping import UInt8
@@ -22,16 +22,29 @@ from vitkit.io.atomic import output_error
 from vitkit.training.config.meaning import TrackerName
 from vitkit.training.monitoring.trackers import (
     Numbers,
-    TensorBoardFile,
     Tracker,
     add_line,
     add_row,
     open_trackers,
-    tagged,
 )
 from vitkit.training.run_folder import RunFolder
 
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
 P = ParamSpec("P")
+
+
+TAGS = {
+    "images_per_s": "perf/images_per_s",
+    "data_wait": "perf/data_wait",
+    "memory": "system/memory",
+    "cuda_memory": "system/cuda_memory",
+    "lr": "lr",
+}
+"""TensorBoard tags of the columns that do not belong to a split; `val_top1` is `val/top1` there."""
+SAMPLED = 10_000
+"""Weights of a parameter in its histogram, evenly spaced."""
 
 
 def _first_process_only(
@@ -41,14 +54,20 @@ def _first_process_only(
 
     @wraps(method)
     def filtered(self: RunLog, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        if self.writes:
+        if not self.writes:
+            return
+        try:
             method(self, *args, **kwargs)
+        except OSError as error:
+            raise output_error(self._run.root, error) from error
 
     return filtered
 
 
 class RunLog:
     """Context manager: terminal, files and trackers of a run. Its methods raise `OutputError`.
+
+    TensorBoard gets curves, histograms and images where the extra `tensorboard` is installed.
 
     Args:
         run: folder of the files.
@@ -71,10 +90,10 @@ class RunLog:
         self.display = Display(total=total, done=done, quiet=quiet or not writes)
         self._run = run
         self._trackers: list[Tracker] = []
+        self._tensorboard: SummaryWriter | None = None
         if not writes:  # its methods do nothing, and no file is opened
             return
         self._done = done
-        self._tensorboard = TensorBoardFile(run)
         try:
             self._log = run.log.open("a", encoding="utf-8")
         except OSError as error:
@@ -101,7 +120,8 @@ class RunLog:
             except tracker.failures as failure:
                 self._drop_tracker(tracker, failure)
         try:
-            self._tensorboard.close()
+            if self._tensorboard is not None:
+                self._tensorboard.close()
             self._log.close()
         except OSError as failure:
             if error is None:  # an error of the run itself is more important
@@ -109,12 +129,14 @@ class RunLog:
 
     @_first_process_only
     def open_curves(self) -> None:
-        """Open TensorBoard's file, once it is certain that the run uses this folder.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
-        self._tensorboard.open(self._done)
+        """Open TensorBoard's file, once it is certain that the run uses this folder."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            return
+        # on resume, TensorBoard ignores what an earlier session drew after this step
+        purge_step = self._done + 1 if self._done else None
+        self._tensorboard = SummaryWriter(str(self._run.tensorboard), purge_step=purge_step)
 
     @_first_process_only
     def set_total(self, total: int) -> None:
@@ -131,11 +153,8 @@ class RunLog:
         """Print a line on the terminal and, with the time, to train.log."""
         if on_terminal:
             self.display.print(line)
-        try:
-            self._log.write(f"{datetime.now().isoformat(timespec='seconds')} {line}\n")
-            self._log.flush()
-        except OSError as error:
-            raise output_error(self._run.log, error) from error
+        self._log.write(f"{datetime.now().isoformat(timespec='seconds')} {line}\n")
+        self._log.flush()
 
     @_first_process_only
     def step(self, position: Numbers, values: Numbers) -> None:
@@ -160,13 +179,19 @@ class RunLog:
 
     @_first_process_only
     def weights(self, model: nn.Module, step: int) -> None:
-        """Log a histogram of every matrix of the model."""
-        self._tensorboard.add_histograms(model, step)
+        """Log a histogram of every matrix of the model, from a sample of its weights."""
+        for name, parameter in model.named_parameters():
+            # biases and norms are too small for a histogram
+            if self._tensorboard is not None and parameter.ndim >= 2:
+                weights = parameter.detach().flatten()
+                sample = weights[:: max(1, weights.numel() // SAMPLED)].float()
+                self._tensorboard.add_histogram(f"weights/{name}", sample, step)
 
     @_first_process_only
     def image(self, tag: str, pixels: UInt8[np.ndarray, "H W 3"], step: int) -> None:
         """Log an image to TensorBoard."""
-        self._tensorboard.add_image(tag, pixels, step)
+        if self._tensorboard is not None:
+            self._tensorboard.add_image(tag, pixels, step, dataformats="HWC")
 
     @_first_process_only
     def flush(self) -> None:
@@ -175,12 +200,16 @@ class RunLog:
         Steps that a state counts as done are not done again, so their values must be written before
         the state.
         """
-        self._tensorboard.flush()
+        if self._tensorboard is not None:
+            self._tensorboard.flush()
 
     def _add_scalars(self, values: Numbers, step: int) -> None:
         """Add values to curves of TensorBoard and of the trackers."""
-        by_tag = tagged(values)
-        self._tensorboard.add_scalars(by_tag, step)
+        # TensorBoard groups by the first part of a name: `val_top1` becomes `val/top1`
+        by_tag = {TAGS.get(name, name.replace("_", "/", 1)): v for name, v in values.items()}
+        if self._tensorboard is not None:
+            for tag, value in by_tag.items():
+                self._tensorboard.add_scalar(tag, value, step)
         # The services refuse numbers that are not finite.
         finite = {tag: value for tag, value in by_tag.items() if math.isfinite(value)}
         for tracker in list(self._trackers):

@@ -1,4 +1,4 @@
-"""Files and services that receive the metrics: metrics.csv, TensorBoard, W&B, MLflow.
+"""Files and services that receive the metrics: metrics.csv, metrics.jsonl, W&B, MLflow.
 
 They get the numbers that TensorBoard gets. Each service is configured by its own environment
 variables (WANDB_MODE, MLFLOW_TRACKING_URI and the like). A service that fails during a run does not
@@ -12,24 +12,15 @@ import importlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from jaxtyping import UInt8
-from torch import nn
+from typing import Any
 
 from vitkit.errors import MissingExtraError, SettingError
-from vitkit.evaluation.result import Evaluation
-from vitkit.io.atomic import output_error, write_bytes
+from vitkit.io.atomic import write_bytes
 from vitkit.training.config.meaning import TrackerName
 from vitkit.training.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 
 class Tracker:
@@ -140,7 +131,7 @@ Numbers = Mapping[str, float | int]
 
 
 def add_line(run: RunFolder, kind: str, values: Numbers) -> None:
-    """Append one object to metrics.jsonl. Raises `OutputError`.
+    """Append one object to metrics.jsonl. Raises `OSError`.
 
     Args:
         run: folder of the run.
@@ -158,7 +149,7 @@ def add_row(run: RunFolder, values: Numbers) -> None:
     """Append one row to metrics.csv, in the order of its header; the first row writes the header.
 
     Raises:
-        OutputError: it cannot be written.
+        OSError: it cannot be written.
     """
     # A resumed run keeps the columns of the file.
     columns = _columns(run.metrics)
@@ -173,11 +164,6 @@ def add_row(run: RunFolder, values: Numbers) -> None:
         cells[name] = f"{value:.6g}" if isinstance(value, float) else value
     writer.writerow(cells)
     _append(run.metrics, text.getvalue(), durable=True)
-
-
-def write_predictions(run: RunFolder, evaluation: Evaluation) -> None:
-    """Write predictions.csv, a row for each image. Raises `OutputError`."""
-    write_bytes(run.predictions, evaluation.predictions_csv())
 
 
 def drop_rows_after(
@@ -201,77 +187,48 @@ def drop_rows_after(
     columns = _columns(run.metrics)
 
     def keep_row(row: str) -> bool:
-        return row.split(",") == columns or _row_step(columns, row) <= last["epoch"]
+        values = dict(zip(columns, row.split(","), strict=False))
+        if len(values) < len(columns):
+            return False
+        return values["step"] == "step" or float(values["step"]) <= last["epoch"]
 
     def keep_line(line: str) -> bool:
-        kind, line_step, _ = _parse_line(line)
-        return line_step <= last.get(kind, step)
+        values = _parsed(line)
+        return float(values["step"]) <= last.get(values["kind"], step)
 
-    _filter(run.metrics, keep_row)
-    _filter(run.lines, keep_line)
+    for path, keep in ((run.metrics, keep_row), (run.lines, keep_line)):
+        if path.exists():
+            kept = "".join(f"{line}\n" for line in _complete_lines(path) if keep(line))
+            write_bytes(path, kept.encode())
 
 
 def tested_at(run: RunFolder) -> list[int]:
     """Return the steps after which the test split was evaluated."""
-    steps = []
-    for line in _lines(run):
-        kind, step, _ = _parse_line(line)
-        if kind == "test" and step < math.inf:  # infinity: the line is damaged
-            steps.append(int(step))
-    return steps
+    found = map(_parsed, _complete_lines(run.lines))
+    return [values["step"] for values in found if values["kind"] == "test"]
 
 
-def _lines(run: RunFolder) -> list[str]:
-    if not run.lines.exists():
-        return []
-    return run.lines.read_text(encoding="utf-8", errors="replace").splitlines()
-
-
-def _filter(path: Path, keep: Callable[[str], bool]) -> None:
-    """Rewrite a file with the complete lines to keep, if that changes it."""
+def _complete_lines(path: Path) -> list[str]:
+    """Return the lines of a file, without a last one that was cut off; none where it is missing."""
     if not path.exists():
-        return
+        return []
     text = path.read_text(encoding="utf-8", errors="replace")
-    complete = ""
-    for line in text.splitlines(keepends=True):
-        # A line without its end was cut off.
-        if line.endswith("\n") and keep(line[:-1]):
-            complete += line
-    if complete != text:
-        write_bytes(path, complete.encode())
+    return text[: text.rfind("\n") + 1].splitlines()
 
 
 def _columns(path: Path) -> list[str]:
     """Return the header of metrics.csv; empty if it is missing or incomplete."""
+    lines = _complete_lines(path)
+    return lines[0].split(",") if lines else []
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    """Return the values of a line of metrics.jsonl; its step is infinite if it is damaged."""
+    damaged = {"kind": "", "step": math.inf}
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            header = file.readline()
-    except FileNotFoundError:
-        return []
-    if not header.endswith("\n"):
-        return []
-    return header[:-1].split(",")
-
-
-def _row_step(columns: list[str], row: str) -> float:
-    """Return the step of a row of metrics.csv; infinity for an invalid row."""
-    # An incomplete row has fewer cells than the header.
-    cells = dict(zip(columns, row.split(","), strict=False))
-    if len(cells) < len(columns) or not cells.get("step", "").isdecimal():
-        return math.inf
-    return float(cells["step"])
-
-
-def _parse_line(line: str) -> tuple[str, float, dict[str, Any]]:
-    """Return kind, step and values of a line of metrics.jsonl; step infinity if it is invalid."""
-    try:
-        values = json.loads(line)
-        step, kind = values["step"], values["kind"]
-    except (ValueError, LookupError, TypeError):
-        return "", math.inf, {}
-    if not isinstance(step, int):  # valid JSON, but not written by vitkit
-        return "", math.inf, {}
-    return str(kind), float(step), values
+        return damaged | json.loads(line)
+    except (ValueError, TypeError):
+        return damaged
 
 
 def _append(path: Path, text: str, *, durable: bool) -> None:
@@ -279,102 +236,8 @@ def _append(path: Path, text: str, *, durable: bool) -> None:
 
     The row of an epoch must be on the disk before the state in which that epoch is done.
     """
-    try:
-        with path.open("ab") as file:
-            file.write(text.encode())
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
-    except OSError as error:
-        raise output_error(path, error) from error
-
-
-# The TensorBoard file of a run: curves, histograms of weights, and images.
-
-TAGS = {
-    "images_per_s": "perf/images_per_s",
-    "data_wait": "perf/data_wait",
-    "memory": "system/memory",
-    "cuda_memory": "system/cuda_memory",
-    "lr": "lr",
-}
-"""TensorBoard tags of the columns that do not belong to a split; `val_top1` is `val/top1` there."""
-SAMPLED = 10_000
-"""Weights of a parameter in its histogram, evenly spaced."""
-
-
-def tagged(values: Numbers) -> dict[str, float]:
-    """Return values by their tags: `val_top1` becomes `val/top1`."""
-    # TensorBoard groups by the first part
-    return {TAGS.get(name, name.replace("_", "/", 1)): value for name, value in values.items()}
-
-
-class TensorBoardFile:
-    """The file of a run for TensorBoard, where the extra `tensorboard` is installed.
-
-    All methods but `close` raise `OutputError` where the file cannot be written, and do nothing
-    before `open`, or without the extra.
-
-    Args:
-        run: its folder.
-    """
-
-    def __init__(self, run: RunFolder) -> None:
-        self._run = run
-        self._writer: SummaryWriter | None = None
-
-    def open(self, done: int) -> None:
-        """Open the file, once it is certain that the run uses this folder.
-
-        Args:
-            done: steps done before, on resume.
-        """
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            return
-        # on resume, TensorBoard ignores what an earlier session drew after this step
-        purge_step = done + 1 if done else None
-        with self._errors():
-            self._writer = SummaryWriter(str(self._run.tensorboard), purge_step=purge_step)
-
-    def add_scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Add a point to the curve of each tag."""
-        with self._errors():
-            for tag, value in values.items():
-                if self._writer is not None:
-                    self._writer.add_scalar(tag, value, step)
-
-    def add_histograms(self, model: nn.Module, step: int) -> None:
-        """Add a histogram of every matrix of the model, from a sample of its weights."""
-        with self._errors():
-            for name, parameter in model.named_parameters():
-                # biases and norms are too small for a histogram
-                if self._writer is not None and parameter.ndim >= 2:
-                    weights = parameter.detach().flatten()
-                    sample = weights[:: max(1, weights.numel() // SAMPLED)].float()
-                    self._writer.add_histogram(f"weights/{name}", sample, step)
-
-    def add_image(self, tag: str, pixels: UInt8[np.ndarray, "H W 3"], step: int) -> None:
-        """Add an image, (H, W, 3) uint8 RGB."""
-        with self._errors():
-            if self._writer is not None:
-                self._writer.add_image(tag, pixels, step, dataformats="HWC")
-
-    def flush(self) -> None:
-        """Write the values that TensorBoard has buffered."""
-        with self._errors():
-            if self._writer is not None:
-                self._writer.flush()
-
-    def close(self) -> None:
-        """Write and close the file. Raises `OSError` where that fails."""
-        if self._writer is not None:
-            self._writer.close()
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise output_error(self._run.tensorboard, error) from error
+    with path.open("ab") as file:
+        file.write(text.encode())
+        file.flush()
+        if durable:
+            os.fsync(file.fileno())

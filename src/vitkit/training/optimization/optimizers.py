@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, TypedDict
 
@@ -41,7 +41,7 @@ def check_optimizer(name: str) -> None:
         MissingExtraError: it is not one of vitkit's, and pytorch-optimizer is not installed.
     """
     if name not in OPTIMIZERS:
-        _library_optimizer(name, OPTIMIZERS)
+        _library_optimizer(name)
 
 
 def make_optimizer(
@@ -84,7 +84,7 @@ def make_optimizer(
         return optim.Adam(groups, lr=lr, betas=betas, fused=fused, decoupled_weight_decay=True)
     if name == "sgd":
         return optim.SGD(groups, lr=lr, momentum=momentum, fused=fused)
-    return _library_optimizer(name, OPTIMIZERS)(groups, lr=lr)
+    return _library_optimizer(name)(groups, lr=lr)
 
 
 def configured_optimizer(model: nn.Module, settings: RunConfig) -> optim.Optimizer:
@@ -301,15 +301,8 @@ def _orthogonalise(
 # decided by a trial, not by a list: a few steps on toy parameters, once straight and once with the
 # state stored and restored in between.
 
-SEVERAL_LOSSES = ("lbfgs", "sam", "asam", "gsam", "wsam", "looksam", "friendlysam", "bsam", "alig")
-SECOND_DERIVATIVES = ("adahessian", "sophiah")
 OTHER_WEIGHTS = ("schedulefreeadamw", "schedulefreesgd", "schedulefreeradam", "splus")
-UNSUPPORTED = {
-    **dict.fromkeys(SEVERAL_LOSSES, "evaluates the loss several times per step"),
-    **dict.fromkeys(SECOND_DERIVATIVES, "asks for second derivatives"),
-    **dict.fromkeys(OTHER_WEIGHTS, "trains other weights than it evaluates"),
-}
-"""Optimizers that need more from the training step than a gradient, with the reason."""
+"""Optimizers that train other weights than they evaluate, which no trial shows."""
 STEPS, STORED_AFTER = 12, 7
 """Steps of the trial: more than the five or six after which some optimizers look ahead."""
 SHAPES = ((4, 6), (4, 3, 2, 2), (1, 1, 4), (4,))
@@ -318,13 +311,9 @@ SHAPES = ((4, 6), (4, 3, 2, 2), (1, 1, 4), (4,))
 OptimizerFactory = Callable[..., optim.Optimizer]
 
 
-def _library_optimizer(name: str, others: Iterable[str] = ()) -> OptimizerFactory:
+def _library_optimizer(name: str) -> OptimizerFactory:
     """Return the optimizer class of a lower-case name, such as `lamb`, `lion` or `adan`."""
-    if name in UNSUPPORTED:
-        raise SettingError(
-            f"--opt {name} {UNSUPPORTED[name]}, which this training step does not support; pass "
-            "adamw, lamb or lion"
-        )
+    others = OPTIMIZERS
     # imported here: an optional dependency, and a slow one
     try:
         import pytorch_optimizer as library
@@ -343,6 +332,8 @@ def _library_optimizer(name: str, others: Iterable[str] = ()) -> OptimizerFactor
         )
     optimizer_class: OptimizerFactory = library.load_optimizer(name)
     problem = _resume_problem(optimizer_class)
+    if name in OTHER_WEIGHTS:
+        problem = "it trains other weights than it evaluates"
     if problem is not None:
         raise SettingError(f"--opt {name} cannot be used here: {problem}; pass adamw, lamb or lion")
     return optimizer_class

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Generic, TypeVar
@@ -133,45 +132,14 @@ def _matching(pattern: str, names: list[str], depth: int) -> set[str]:
     if not matching and pattern == BACKBONE:
         matching = {n for n in names if not is_of_head(n)}
     if not matching:
-        near = did_you_mean(pattern, _similar(pattern, names))
-        raise SettingError(
-            f"no parameter is named {pattern!r}{near}; the model has {_list_parts(names, depth)}"
-        )
+        parts = ", ".join(dict.fromkeys([BACKBONE, *(name.partition(".")[0] for name in names)]))
+        if depth:
+            parts = parts.replace("blocks", f"blocks.0 to blocks.{depth - 1}")
+        length = pattern.count(".") + 1
+        similar = {".".join(name.split(".")[:length]) for name in names}
+        near = did_you_mean(pattern, {BACKBONE, *similar})
+        raise SettingError(f"no parameter is named {pattern!r}{near}; the model has {parts}")
     return matching
-
-
-def _list_parts(names: list[str], depth: int) -> str:
-    """List the parts of a model by which parameters can be selected, for messages."""
-    parts = {BACKBONE: None}  # a dictionary keeps the order, and each part once
-    for name in names:
-        part = name.partition(".")[0]
-        if part == "blocks":
-            part = "blocks.0" if depth == 1 else f"blocks.0 to blocks.{depth - 1}"
-        parts[part] = None
-    return ", ".join(parts)
-
-
-def _similar(pattern: str, names: list[str]) -> set[str]:
-    """Return prefixes of names as long as a pattern, for suggestions.
-
-    They have the numbers of the pattern, or `*` in the place of their own.
-    """
-    length = pattern.count(".") + 1
-    numbers = _numbers(pattern.split("."))
-    similar = {BACKBONE} if not numbers else set()
-    for name in names:
-        words = name.split(".")[:length]
-        if len(words) < length:
-            continue
-        if _numbers(words) == numbers:
-            similar.add(".".join(words))
-        if not numbers:  # such as blocks.*.attn
-            similar.add(re.sub(r"(^|(?<=\.))\d+(?=\.|$)", "*", ".".join(words)))
-    return similar
-
-
-def _numbers(words: list[str]) -> list[str]:
-    return [word for word in words if word.isdigit()]
 
 
 # An exponential moving average of the weights, which is evaluated and shared if it is on.

@@ -77,7 +77,7 @@ def choose_precision(model: ViT, batch_size: int, device: torch.device) -> tuple
     # Two operations per weight and token in the forward pass, four in the backward pass.
     flops = 6 * _num_tokens(model) * sum(p.numel() for p in model.parameters()) * batch_size
     if flops < fewest:
-        return "off", f"a step of {_in_words(flops)} operations is too small to gain from {half}"
+        return "off", f"a step of {flops:.0e} operations is too small to gain from {half}"
     return half, f"this {kind} multiplies faster in {half}"
 
 
@@ -90,16 +90,6 @@ def choose_kernel(model: ViT, precision: Precision, device: torch.device) -> Att
     """
     half_on_cpu = device.type == "cpu" and precision != "off"
     return "plain" if half_on_cpu and _num_tokens(model) <= MAX_PLAIN_TOKENS else "fused"
-
-
-def _in_words(number: int) -> str:
-    """Return a number to one digit: 3e8 is `300 million`."""
-    rounded = float(f"{number:.1g}")
-    # rounded first: 9.6e8 becomes 1 billion
-    for unit, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
-        if rounded >= unit:
-            return f"{rounded / unit:,.0f} {name}"
-    return f"{rounded:,.0f}"
 
 
 def _num_tokens(model: ViT) -> int:
