@@ -27,7 +27,8 @@ from training.tiny_runs import end_of
 import vitkit
 from vitkit.data.datasets.splitting import with_validation
 from vitkit.data.sources.open import open_dataset
-from vitkit.training import folder, saving
+from vitkit.training import resume as resuming
+from vitkit.training import saving
 from vitkit.training import train as session
 from vitkit.training.monitoring import run_log as terminal
 from vitkit.training.monitoring import trackers as metric_files
@@ -140,7 +141,7 @@ def test_a_torn_line_and_lines_from_beyond_the_state_are_gone_after_resume(resul
 def test_without_dropping_them_the_files_would_be_broken(tmp_path, monkeypatch):
     """The control: the test above would notice."""
     run = stopped_and_torn(tmp_path / "run")
-    monkeypatch.setattr(folder, "drop_rows_after", lambda run, step, **how: None)
+    monkeypatch.setattr(resuming, "drop_rows_after", lambda run, step, **how: None)
     train(run, resume=str(run))
     with pytest.raises(json.JSONDecodeError):
         lines(run)

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore
 
-from vitkit import Callback, TrainConfig, Trainer, VitkitError, exit_code
+from vitkit import Callback, TrainConfig, Trainer, VitkitError
 from vitkit.data.loading.batch import Batch
 from vitkit.distributed import ProcessGroup, join_process_group, local_tensor
+from vitkit.errors import exit_code
 from vitkit.training import train
 from vitkit.training.callbacks import AverageWeights
 from vitkit.training.config.merging import layered
