@@ -30,7 +30,7 @@ def test_accumulation_gives_the_gradient_of_the_whole_batch(tmp_path):
         for mine, theirs in zip(ends[0].parameters(), other.parameters(), strict=True):
             torch.testing.assert_close(mine, theirs, rtol=0, atol=2e-4)
     with pytest.raises(
-        vitkit.VitkitError, match="--grad-accum-steps 3 does not divide --batch-size"
+        vitkit.VitkitError, match="3 accumulation steps; pass --batch-size 126 or 129"
     ):
         run(tmp_path / "three", grad_accum_steps=3)
 
