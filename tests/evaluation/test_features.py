@@ -191,7 +191,7 @@ def test_nearest_neighbours_are_looked_at_and_nothing_is_written(tmp_path):
         ({"pretrained": None}, "pass --pretrained"),
         (
             {"val_fraction": 0.0},
-            "--probe is evaluated on the validation split, and the data have none",
+            "--probe needs a validation split, and the data have none",
         ),
     ],
 )

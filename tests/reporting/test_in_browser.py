@@ -22,7 +22,6 @@ from vitkit import cli
 from vitkit.training.config.merging import read_yaml
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.plan import open_training_data
-from vitkit.training.run_folder import RunFolder
 
 pytestmark = [
     pytest.mark.skipif(not IS_INSTALLED, reason="Chromium and its driver are not installed"),
@@ -56,8 +55,8 @@ def write_suspects(run: Path, images: Path) -> None:
 
 def labels_of(run: Path) -> dict[str, int]:
     """Return the class number of each image of the run."""
-    config = TrainConfig(**read_yaml(run / "config.yaml"))
-    dataset, *_ = open_training_data(config, RunFolder(run))
+    config = TrainConfig(**read_yaml(run / "config.yaml") | {"resume": str(run)})
+    dataset, *_ = open_training_data(config, resumes=True)
     return {
         split.path(index): label
         for split in dataset.splits.values()

@@ -15,7 +15,6 @@ from training.tiny_runs import settings_of
 import vitkit
 from vitkit import TrainConfig, cli
 from vitkit.training.plan import open_training_data
-from vitkit.training.run_folder import RunFolder
 
 SPEC = {"image_size": 16, "patch_size": 8, "width": 16, "depth": 1, "num_heads": 2, "mlp_width": 32}
 SETTINGS: dict[str, Any] = {
@@ -49,8 +48,8 @@ def write(path: Path, *rows: tuple[str, ...], header: str = "path,old_class,new_
 
 def labels_of(run: Path) -> dict[str, str]:
     """Return the class of each image of the run."""
-    config = TrainConfig(**settings_of(run))
-    dataset, *_ = open_training_data(config, RunFolder(run))
+    config = TrainConfig(**settings_of(run) | {"resume": str(run)})
+    dataset, *_ = open_training_data(config, resumes=True)
     return {
         split.path(index): CLASSES[label]
         for split in dataset.splits.values()

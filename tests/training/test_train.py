@@ -380,7 +380,7 @@ def test_contradictions_are_refused_before_the_start(tmp_path):
         ),
         ({"spec": {"num_classes": 3}}, "num-classes 3 contradicts the data, which have 10"),
         ({"min_lr": 1.0}, "--min-lr 1 is above --lr"),
-        ({"val_fraction": 0.0, "patience": 2}, "--patience 2 needs a validation split"),
+        ({"val_fraction": 0.0, "patience": 2}, "--patience needs a validation split"),
         ({"warmup_epochs": 3.0}, "--warmup-epochs 3 must be below the length of the run, 3 epochs"),
         ({"mean": (0.1, 0.2, 0.3)}, "must have 1 value, one for each channel"),
         ({"batch_size": 5000}, "1294 training images do not fill one batch of 5000"),

@@ -161,8 +161,9 @@ def make_plan(
         DataError: data that cannot be trained on.
         DeviceError: a device that is not there.
     """
-    world, notes, recipe = world or ProcessGroup(), list[str](), recipe_settings(config.recipe)
+    world, notes, recipe = world or ProcessGroup(), list[str](), Settings()
     if not resumes:
+        recipe = recipe_settings(config.recipe)
         config, notes = resolve_defaults(config, recipe)
     check_contradictions(config, world.size)
     check_names(config)

@@ -24,7 +24,7 @@ from vitkit.training.config.train_config import TrainConfig, left_open
 from vitkit.training.monitoring.figures import save_augmented_grid
 from vitkit.training.monitoring.trackers import drop_rows_after
 from vitkit.training.plan import make_transform
-from vitkit.training.recipes import recipe_settings
+from vitkit.training.recipes import RECIPES, recipe_settings
 from vitkit.training.run import Run
 from vitkit.training.run_folder import RunFolder, locked, resumed_folder
 from vitkit.training.state.manifest import read_manifest, step_of
@@ -168,7 +168,10 @@ def settings_to_resume(
         SettingError: a setting that would make it another run, or another folder.
     """
     before, root = stopped.before, stopped.root
-    config, _ = resolve_defaults(requested, recipe_settings(requested.recipe))
+    recipe = requested.recipe or ""
+    # the run goes on without the file that its recipe was in
+    is_there = recipe in RECIPES or Path(recipe).is_file()
+    config, _ = resolve_defaults(requested, recipe_settings(recipe) if is_there else {})
     # settings left open now keep the values decided before
     names = [name for name in ("amp", "attention_kernel") if getattr(config, name) == "auto"]
     names += ["lr", "min_lr"] if config.find_lr else []
