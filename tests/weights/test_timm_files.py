@@ -41,7 +41,8 @@ KINDS = (
     "test_vit4",
 )  # fmt: skip
 TO_THE_CONFIG = {"vit_base_patch16_rpn_224", "vit_base_patch32_clip_quickgelu_224",
-                 "vit_base_patch32_siglip_256", "vit_base_patch32_siglip_gap_256", "flexivit_small"}  # fmt: skip
+                 "vit_base_patch32_siglip_256", "vit_base_patch32_siglip_gap_256",
+                 "flexivit_small"}  # fmt: skip
 """Kinds that their tensors alone do not tell from others."""
 
 
