@@ -146,7 +146,7 @@ def engine_of(
     installed engine is tried, once: the one with the shortest expected time for these images is
     taken, its start included. One that is named is tried, too, unless it is torch or on a GPU.
     Where no child process can read the model, or the cache cannot be written, `auto` is torch, and
-    the logits of an engine that is named are compared here.
+    another engine is refused.
 
     Args:
         checkpoint: its model stays as it is, and where it is.
