@@ -33,8 +33,7 @@ from PIL import Image
 
 import vitkit
 from vitkit.data.datasets.dataset import ArraySplit, Dataset
-from vitkit.data.loading.batch import Batch
-from vitkit.data.loading.loader import batches
+from vitkit.data.loading.loader import Batch, batches
 from vitkit.models.presets import preset
 from vitkit.models.vit import ViT
 from vitkit.process import StopFlag

@@ -14,8 +14,9 @@ from noise import fill_with_noise
 from torch import Tensor, nn
 
 import vitkit
+from vitkit import MLP
 from vitkit.models.layers import QuickGELU
-from vitkit.models.mlp import MLP, PackedSwiGLU
+from vitkit.models.mlp import PackedSwiGLU
 
 Pair = tuple[Tensor, Tensor]
 Weights = Callable[[int, Tensor], Tensor]

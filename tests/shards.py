@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 import vitkit
-from vitkit.training.run import TrainResult
+from vitkit import TrainResult
 
 CLASSES = ("1", "2", "10")
 """As names: in natural order, which is not the order of letters."""

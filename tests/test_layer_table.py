@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import vitkit
-from vitkit.errors import ShapeError
+from vitkit import ShapeError
 
 
 def test_patch_embedding_figures():

@@ -14,7 +14,7 @@ from tiny_checkpoint import save_tiny
 from training.logged_runs import train
 
 import vitkit
-from vitkit.errors import SettingError
+from vitkit import SettingError
 from vitkit.evaluation.comparison import compare_evaluations
 
 NAMES = tuple(f"<script>{n}</script>" for n in range(10))

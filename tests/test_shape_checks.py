@@ -8,8 +8,8 @@ import torch
 from beartype.roar import BeartypeCallHintParamViolation
 from jaxtyping import TypeCheckError
 
+from vitkit import scaled_dot_product_attention
 from vitkit.evaluation.intervals import wilson_interval
-from vitkit.models.attention import scaled_dot_product_attention
 
 
 def test_a_wrong_shape_is_refused_in_the_calls_that_are_checked():

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vitkit
-from vitkit.errors import SpecError
+from vitkit import SpecError
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from long_files import LONGEST
 from torch.nn import functional
 
 import vitkit
+from vitkit import TrainConfig
 from vitkit.models.attention import KERNELS
 from vitkit.training.config.meaning import meanings
-from vitkit.training.config.train_config import TrainConfig
 
 ROOT = Path(vitkit.__file__).parent
 sys.path.insert(0, str(ROOT.parents[1] / "scripts"))

@@ -14,8 +14,8 @@ import torch
 from noise import fill_with_noise
 
 import vitkit
+from vitkit import SettingError
 from vitkit.engines.registry import quiet_imports
-from vitkit.errors import SettingError
 
 SCRIPT = Path(__file__).parents[1] / "examples/research/token_merging.py"
 merging = SimpleNamespace(**runpy.run_path(str(SCRIPT)))

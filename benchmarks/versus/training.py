@@ -13,7 +13,7 @@ from versus.child import Ready, Request
 from versus.inference import BATCHES, library_model, probes, sample
 from versus.machine import named
 from vitkit.data.augmentation.pipeline import ModelInputs
-from vitkit.data.loading.batch import Batch
+from vitkit.data.loading.loader import Batch
 from vitkit.models.attention import use_attention
 from vitkit.models.vit import ViT
 from vitkit.spec import RANDOM_RATES, ViTSpec

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from vitkit import Preprocess
 from vitkit.data.augmentation.pipeline import BatchTransform
-from vitkit.data.loading.batch import Batch
 from vitkit.data.loading.crop_flip import Augmentation
-from vitkit.spec import Preprocess
+from vitkit.data.loading.loader import Batch
 
 CPU = torch.device("cpu")
 

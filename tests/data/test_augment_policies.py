@@ -7,6 +7,7 @@ import pytest
 import torch
 from data.synthetic_batches import fed, images
 
+from vitkit import SettingError
 from vitkit.data.augmentation.policies import (
     IDENTITY,
     RANDAUGMENT_INCREASING,
@@ -14,7 +15,6 @@ from vitkit.data.augmentation.policies import (
     colour_jitter,
     policy,
 )
-from vitkit.errors import SettingError
 from vitkit.randomness import augmentation_key
 
 MANY = np.arange(6000)

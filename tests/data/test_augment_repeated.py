@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from vitkit import Preprocess
 from vitkit.data.augmentation.pipeline import BatchTransform
 from vitkit.data.datasets.dataset import ArraySplit
 from vitkit.data.loading.crop_flip import Augmentation
 from vitkit.data.loading.loader import TrainingSteps, batches
-from vitkit.spec import Preprocess
 
 SMALL = Preprocess(image_size=12, fit="squash")
 CHANGED = Augmentation(flip=0.5, shift=1, crop_scale=0.5, aa="trivial", reprob=0.3)

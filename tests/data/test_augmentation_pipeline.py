@@ -11,10 +11,9 @@ import pytest
 import torch
 
 import vitkit
-from vitkit.errors import SettingError
+from vitkit import Callback, SettingError
 from vitkit.training.config.data_settings import AugmentationSettings
 from vitkit.training.config.train_config import USUAL
-from vitkit.training.trainer import Callback
 
 RNG = np.random.default_rng(0)
 COLOUR = RNG.integers(0, 256, (40, 57, 3), np.uint8)
@@ -41,7 +40,7 @@ AUGMENTED = [
 
 @pytest.mark.parametrize("settings", AUGMENTED)
 def test_the_training_transform_gives_the_inputs_of_a_run(tmp_path, settings):
-    from vitkit.training.config.train_config import TrainConfig
+    from vitkit import TrainConfig
     from vitkit.training.train import train
 
     Inputs.kept = []

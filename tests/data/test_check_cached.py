@@ -13,10 +13,10 @@ import pytest
 from image_files import folder, save
 
 import vitkit.data.datasets.dataset
-from vitkit import ImageError, check, open_dataset
+from vitkit import Dataset, ImageError, check, open_dataset
 from vitkit.data.checks import scan
 from vitkit.data.checks.check import check_dataset, drop_or_refuse_unreadable
-from vitkit.data.datasets.dataset import Dataset, Store, StoredSplit
+from vitkit.data.datasets.dataset import Store, StoredSplit
 from vitkit.data.datasets.pixel_cache import LEAST_CACHED, cached, file_digests
 from vitkit.io.caches import UNKNOWN, FileCache, file_keys
 

@@ -11,15 +11,15 @@ import torch
 from image_files import NOISE, PHOTO, RAMP, VARIANTS, encode, grey_tiff, ink_profile, png
 from PIL import Image, ImageOps
 
+from vitkit import Preprocess
 from vitkit.data.datasets.dataset import FileSplit
-from vitkit.data.images import colour
+from vitkit.data.images import decode as colour
 from vitkit.data.images.decode import as_rgb, decode, decode_file
 from vitkit.data.images.integrity import FILE_PROPERTIES
 from vitkit.data.images.preprocess import preprocess_images
 from vitkit.data.images.read import read_image
 from vitkit.data.loading.crop_flip import Augmentation
 from vitkit.data.loading.loader import EvaluationBatches, TrainingSteps
-from vitkit.spec import Preprocess
 
 OTHER = Image.fromarray(NOISE[::-1])
 CLEAR = np.dstack([np.asarray(PHOTO), NOISE[:, :, 0]])

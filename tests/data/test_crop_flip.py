@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from vitkit import Preprocess
 from vitkit.data.images.preprocess import fit
 from vitkit.data.loading.crop_flip import FLIP, SHIFT, Augmentation, crop_box
 from vitkit.randomness import uniform
-from vitkit.spec import Preprocess
 
 SMALL = Preprocess(image_size=16, fit="squash")
 EVERYTHING = Augmentation(flip=0.5, shift=2, crop_scale=0.3)

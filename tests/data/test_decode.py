@@ -23,9 +23,9 @@ from image_files import (
 )
 from PIL import Image
 
+from vitkit import ImageError
 from vitkit.data.images.decode import as_rgb, decode
 from vitkit.data.images.read import read_image
-from vitkit.errors import ImageError
 
 
 @pytest.mark.parametrize("format", ["PNG", "BMP", "TIFF", "WEBP"])

@@ -31,8 +31,8 @@ from image_files import (
 )
 from PIL import Image, ImageFile
 
+from vitkit import ImageError
 from vitkit.data.images.decode import as_rgb, decode
-from vitkit.errors import ImageError
 
 
 @pytest.mark.parametrize(

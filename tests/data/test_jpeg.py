@@ -16,9 +16,9 @@ from image_files import encode
 from PIL import ExifTags, Image
 
 import vitkit
+from vitkit import ImageError
 from vitkit.data.images import decode as jpeg
 from vitkit.data.images.decode import decode, decode_file
-from vitkit.errors import ImageError
 
 simplejpeg = pytest.importorskip("simplejpeg")
 PHOTOGRAPH = Image.fromarray(skimage.data.astronaut()[:203, :301])

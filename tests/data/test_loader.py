@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitkit import DataError, ImageError, LoaderError, open_dataset
+from vitkit import DataError, ImageError, LoaderError, Preprocess, open_dataset
 from vitkit.data.datasets.dataset import ArraySplit
 from vitkit.data.images.preprocess import fit
 from vitkit.data.loading.crop_flip import Augmentation
 from vitkit.data.loading.loader import EvaluationBatches, TrainingSteps, batches
-from vitkit.spec import Preprocess
 
 SMALL = Preprocess(image_size=16, fit="squash")
 EVERYTHING = Augmentation(flip=0.5, shift=2, crop_scale=0.3)

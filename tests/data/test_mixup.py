@@ -8,10 +8,10 @@ import torch
 from data.synthetic_batches import CPU, batch, images, preprocess
 from scipy import stats
 
+from vitkit import SettingError
 from vitkit.data.augmentation.mixing import Mixing, Mixture
 from vitkit.data.augmentation.pipeline import BatchTransform
 from vitkit.data.loading.crop_flip import Augmentation
-from vitkit.errors import SettingError
 
 SIZE = (20, 28)
 STEPS = range(700)

@@ -20,16 +20,14 @@ from processes import wait_until
 from shards import as_folder, samples, train_briefly
 
 import vitkit
-from vitkit import ImageError, SettingError, cli, open_dataset
+from vitkit import Dataset, ImageError, SettingError, TrainConfig, cli, open_dataset
 from vitkit.cli import train as train_command
 from vitkit.data.checks.check import check_dataset, drop_or_refuse_unreadable
 from vitkit.data.checks.scan import scan_split
 from vitkit.data.datasets import pixel_cache
-from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.pixel_cache import CachedSplit, cached
 from vitkit.data.datasets.splitting import with_validation
 from vitkit.training import train as session
-from vitkit.training.config.train_config import TrainConfig
 
 
 @pytest.fixture

@@ -9,10 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
+from vitkit import Preprocess, ShapeError
 from vitkit.data.images.preprocess import fit, normalise, preprocess_images, squash, viewport
 from vitkit.data.loading.crop_flip import resized_crop
-from vitkit.errors import ShapeError
-from vitkit.spec import Preprocess
 
 RNG = np.random.default_rng(0)
 GREY = {"mean": (0.5,), "std": (0.5,)}

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 import vitkit
-from vitkit.errors import ImageError, SettingError
+from vitkit import ImageError, SettingError
 
 RNG = np.random.default_rng(0)
 COLOUR = RNG.integers(0, 256, (40, 57, 3), np.uint8)

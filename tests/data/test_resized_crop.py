@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import vitkit
-from vitkit import open_dataset
+from vitkit import Preprocess, open_dataset
 from vitkit.data.datasets.pixel_cache import cached
 from vitkit.data.images.decode import reduced_size
 from vitkit.data.loading.crop_flip import (
@@ -22,7 +22,6 @@ from vitkit.data.loading.crop_flip import (
     resized_crop,
 )
 from vitkit.data.loading.loader import TrainingSteps, batches
-from vitkit.spec import Preprocess
 
 PHOTOGRAPH = skimage.data.astronaut()
 SMALL = Preprocess(image_size=(32, 40))

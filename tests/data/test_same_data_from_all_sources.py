@@ -13,11 +13,10 @@ import pytest
 from shards import CLASSES, Sample, as_csv, as_folder, as_parquet, as_tars, samples, train_briefly
 
 import vitkit
-from vitkit import open_dataset
+from vitkit import Preprocess, open_dataset
 from vitkit.data.datasets.pixel_cache import cached
 from vitkit.data.loading.crop_flip import Augmentation
 from vitkit.data.loading.loader import TrainingSteps, batches
-from vitkit.spec import Preprocess
 
 MAKERS: dict[str, Callable[[Path, Sequence[Sample]], str | Path]] = {
     "csv": as_csv,

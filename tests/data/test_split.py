@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vitkit.data.datasets.dataset import ArraySplit, Dataset, FileSplit
+from vitkit import Dataset
+from vitkit.data.datasets.dataset import ArraySplit, FileSplit
 from vitkit.data.datasets.pixel_cache import cached
 from vitkit.data.datasets.split import Split
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vitkit import open_dataset
+from vitkit import Dataset, open_dataset
 from vitkit.data.checks.check import drop_or_refuse_unreadable
-from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.splitting import stratified_split, with_validation, with_validation_of
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import vitkit
+from vitkit import CheckpointError, DataError
 from vitkit.data.datasets.dataset import ArraySplit
-from vitkit.errors import CheckpointError, DataError
 from vitkit.evaluation.loop import evaluate_model
 
 

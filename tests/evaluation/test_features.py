@@ -14,10 +14,9 @@ from torch.nn import functional as F
 from training.starts import DIGITS, a_checkpoint, log_of, train
 
 import vitkit
-from vitkit import DataError, SettingError, open_dataset
+from vitkit import DataError, SettingError, TrainConfig, open_dataset
 from vitkit.distributed import ProcessGroup
 from vitkit.evaluation.features import extract_features, fit_linear, knn
-from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.finish import among_voted
 from vitkit.training.plan import make_plan
 

@@ -10,7 +10,7 @@ import torch
 from training.worlds import in_world, together
 
 import vitkit
-from vitkit.errors import CheckpointError, SettingError
+from vitkit import CheckpointError, SettingError
 from vitkit.evaluation.temperature import calibrate, fit_temperature
 
 N, K = 3000, 6

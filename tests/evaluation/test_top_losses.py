@@ -13,7 +13,7 @@ from plots.figures import drawn_part, svg_text
 from torch.nn import functional as F
 
 import vitkit
-from vitkit.errors import SettingError
+from vitkit import SettingError
 
 CLASSES = ("ant <b>", "bee", "a cat with a name that is longer than a line")
 TEMPERATURE = 0.5

@@ -7,7 +7,7 @@ import torch
 from training.worlds import in_world, together
 
 import vitkit
-from vitkit.errors import SettingError
+from vitkit import SettingError
 from vitkit.evaluation.loop import KeptOutputs
 
 

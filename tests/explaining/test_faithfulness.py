@@ -10,9 +10,9 @@ import torch
 from noise import fill_with_noise
 
 import vitkit
+from vitkit import Features
 from vitkit.explaining import faithfulness
 from vitkit.models.attention import Context
-from vitkit.models.readout import Features
 
 measure = faithfulness.measure_faithfulness
 VARIANTS = {

@@ -10,7 +10,7 @@ from peers import peer
 from torch import nn
 
 import vitkit
-from vitkit.errors import SpecError
+from vitkit import SpecError
 from vitkit.models.hybrid import VARIANTS, Bottleneck, ResNetV2, StdConv2d, pad_same, resnet
 
 TOLERANCE = 1e-5

@@ -10,7 +10,7 @@ from peers import TOLERANCE, peer, relative
 from torch import Tensor, nn
 
 import vitkit
-from vitkit.errors import SettingError, ShapeError
+from vitkit import SettingError, ShapeError
 
 timm = peer("timm")
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "num_heads": 4, "depth": 4}

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import vitkit
-from vitkit.models.attention import Context, scaled_dot_product_attention
+from vitkit import scaled_dot_product_attention
+from vitkit.models.attention import Context
 
 B, HEADS, TOKENS = 2, 4, 577
 SPEC = vitkit.ViTSpec(image_size=192, patch_size=8, width=64, depth=2, num_heads=HEADS,

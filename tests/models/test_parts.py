@@ -8,7 +8,7 @@ from noise import fill_with_noise
 from torch import nn
 
 import vitkit
-from vitkit.errors import SpecError
+from vitkit import SpecError
 from vitkit.models.attention import Context, attention_weights, plain_attention, use_attention
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import vitkit
-from vitkit.errors import SettingError, SpecError
+from vitkit import SettingError, SpecError
 from vitkit.models.presets import preset, table
 
 timm = peer("timm")

@@ -9,7 +9,7 @@ import torch
 from noise import fill_with_noise
 
 import vitkit
-from vitkit.errors import SettingError
+from vitkit import SettingError
 from vitkit.explaining.methods.attention import attention
 from vitkit.models.attention import Context, attention_weights
 

@@ -12,7 +12,7 @@ from peers import TOLERANCE, peer, relative
 from torch import nn
 
 import vitkit
-from vitkit.errors import SpecError
+from vitkit import SpecError
 
 timm = peer("timm")
 TINY, SMALL = "vit_tiny_patch16_224", {"img_size": 32, "patch_size": 8, "depth": 2}

@@ -9,10 +9,8 @@ import torch
 from noise import fill_with_noise
 from torch import nn
 
-from vitkit.errors import SettingError, ShapeError, SpecError
+from vitkit import Record, SettingError, ShapeError, SpecError, Transformer
 from vitkit.models.attention import Context
-from vitkit.models.record import Record
-from vitkit.models.transformer import Transformer
 
 AS_TORCH = {"positions": False, "output_projection": False}
 START, END = 0, 1

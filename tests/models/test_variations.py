@@ -12,7 +12,7 @@ from noise import fill_with_noise
 from torch import nn
 
 import vitkit
-from vitkit.errors import SettingError, ShapeError, SpecError
+from vitkit import SettingError, ShapeError, SpecError
 from vitkit.models.readout import AttentionPool
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 32, "depth": 2, "num_heads": 4,

@@ -9,7 +9,7 @@ import torch
 from noise import fill_with_noise
 
 import vitkit
-from vitkit.errors import SettingError, ShapeError, SpecError
+from vitkit import SettingError, ShapeError, SpecError
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 32, "depth": 3, "num_heads": 4,
          "mlp_width": 64, "num_classes": 7}  # fmt: skip

@@ -18,9 +18,8 @@ from reporting.page_checks import (
 from reporting.small_runs import SUSPECTS_HEADER, digits_run, photo_run
 
 import vitkit
-from vitkit import cli
+from vitkit import TrainConfig, cli
 from vitkit.training.config.merging import read_yaml
-from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.plan import open_training_data
 
 pytestmark = [

@@ -14,8 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import vitkit
-from vitkit import SettingError
-from vitkit.training.optimization.precision import checkpoint_gradients
+from vitkit import SettingError, checkpoint_gradients
 
 SMALL = {"image_size": 32, "patch_size": 4, "width": 64, "depth": 4, "num_heads": 4,
          "mlp_width": 256, "num_classes": 5, "layer_scale": 0.5}  # fmt: skip

@@ -14,11 +14,10 @@ from training.faulty import on
 from training.tiny_runs import STEPS, TINY, end_of, run
 
 import vitkit
-from vitkit import Interrupted, UserCodeError
+from vitkit import Interrupted, Trainer, UserCodeError
 from vitkit.training import saving
 from vitkit.training.state.manifest import step_of
 from vitkit.training.state.state_folder import newest_state
-from vitkit.training.trainer import Trainer
 
 TIMES = {"images_per_s", "data_wait", "seconds"}
 """Columns that no two runs have alike."""

@@ -16,9 +16,9 @@ from training.faulty import on
 from training.tiny_runs import end_of, run
 
 import vitkit
+from vitkit import TrainResult
 from vitkit.cli import run as command
 from vitkit.training.distillation import Teacher, as_teacher, renormalise
-from vitkit.training.run import TrainResult
 
 SMALL = {"image_size": 8, "patch_size": 4, "width": 16, "depth": 1, "num_heads": 2,
          "mlp_width": 32, "num_classes": 5}  # fmt: skip

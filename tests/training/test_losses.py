@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from vitkit import SettingError
-from vitkit.training.config.train_config import TrainConfig
+from vitkit import SettingError, TrainConfig
 from vitkit.training.optimization.losses import BinaryCrossEntropy, CrossEntropy, make_loss
 from vitkit.training.plan import make_plan
 

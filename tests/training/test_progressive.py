@@ -11,7 +11,7 @@ from training.faulty import stopping_at
 from training.starts import DIGITS, a_checkpoint, bits, log_of, train
 
 import vitkit
-from vitkit.data.loading.batch import balanced_order
+from vitkit.data.loading.loader import balanced_order
 
 GROWING = {"progressive": (4, 8), "epochs": 3}
 

@@ -15,10 +15,8 @@ from plots.figures import drawn_part, svg_text
 from training import logged_runs
 
 import vitkit
-from vitkit import DataError, OutputError, cli
-from vitkit.training.run import TrainResult
+from vitkit import Callback, DataError, OutputError, Trainer, TrainResult, cli
 from vitkit.training.state.state_folder import newest_state, run_hash
-from vitkit.training.trainer import Callback, Trainer
 
 train = partial(logged_runs.train, plots=True)
 HEADER = "epoch,step,lr,train_loss,val_top1,val_loss\n"

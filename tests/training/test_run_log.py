@@ -25,8 +25,8 @@ from training.logged_runs import TINY, curves, lines, train
 from training.tiny_runs import end_of
 
 import vitkit
+from vitkit import open_dataset
 from vitkit.data.datasets.splitting import with_validation
-from vitkit.data.sources.open import open_dataset
 from vitkit.training import resume as resuming
 from vitkit.training import saving
 from vitkit.training import train as session

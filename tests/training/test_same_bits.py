@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from training.tiny_runs import end_of, run, settings_of
 
-from vitkit.training.config.train_config import TrainConfig
+from vitkit import TrainConfig
 from vitkit.training.resume_check import prove_resume
 
 SMALL = {"image_size": 16, "patch_size": 4, "width": 32, "depth": 2, "num_heads": 2,

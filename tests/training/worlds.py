@@ -17,7 +17,7 @@ import torch
 from torch.distributed import TCPStore
 
 from vitkit import Callback, TrainConfig, Trainer, VitkitError
-from vitkit.data.loading.batch import Batch
+from vitkit.data.loading.loader import Batch
 from vitkit.distributed import ProcessGroup, join_process_group, local_tensor
 from vitkit.errors import exit_code
 from vitkit.training import train

@@ -12,8 +12,8 @@ import torch
 from weights.round_trips import noisy, same_bits
 
 import vitkit
+from vitkit import SettingError
 from vitkit.cli import run
-from vitkit.errors import SettingError
 from vitkit.weights.catalogue import (
     HUB_ADDRESS,
     TIMM_ADDRESS,

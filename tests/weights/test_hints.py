@@ -19,8 +19,7 @@ from weights import timm_sweep as sweep
 from weights.round_trips import noisy, written
 
 import vitkit
-from vitkit import cli
-from vitkit.errors import CheckpointError, SettingError
+from vitkit import CheckpointError, SettingError, cli
 from vitkit.weights.recognise_format import FORMATS
 
 REPRESENTATIVE = [

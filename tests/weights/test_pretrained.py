@@ -11,7 +11,7 @@ from weights.hub_cache import empty, published
 from weights.round_trips import noisy, same_bits
 
 import vitkit
-from vitkit.errors import CheckpointError, SettingError, SpecError
+from vitkit import CheckpointError, SettingError, SpecError
 
 NAME, TAG = "vit_tiny_patch16_224", "augreg_in21k_ft_in1k"
 

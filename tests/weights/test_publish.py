@@ -14,8 +14,7 @@ from peers import peer
 from weights.round_trips import noisy, same_bits
 
 import vitkit
-from vitkit.errors import CheckpointError, OutputError
-from vitkit.weights.checkpoint import Checkpoint
+from vitkit import Checkpoint, CheckpointError, OutputError
 
 SPEC = vitkit.ViTSpec(image_size=32, patch_size=8, width=64, depth=2, num_heads=2, mlp_width=96,
                       num_classes=3)  # fmt: skip

@@ -13,7 +13,7 @@ from peers import TOLERANCE, peer
 from torch import nn
 
 import vitkit
-from vitkit.errors import UserError
+from vitkit import UserError
 from vitkit.models.presets import table
 
 MODULES = ("vision_transformer", "deit", "vision_transformer_hybrid", "eva")

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from vitkit.data.images.colour import BACKGROUND
+from vitkit.data.images.decode import BACKGROUND
 from vitkit.engines.engine import without_warnings
 from vitkit.engines.onnxruntime_engine import OPSET, OnnxModel, open_session, to_onnx
 from vitkit.engines.openvino_engine import (

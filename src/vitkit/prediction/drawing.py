@@ -10,7 +10,7 @@ from typing import TypeAlias
 from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
-from vitkit.data.images.colour import RGBPixels
+from vitkit.data.images.decode import RGBPixels
 from vitkit.io.atomic import replacing
 from vitkit.io.results import PNG_KEY, png_result
 from vitkit.messages import escape, percent

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import unquote
 
 from vitkit.data.datasets.splitting import natural_order
-from vitkit.data.images.colour import RGBPixels
-from vitkit.data.images.decode import as_rgb, decode
+from vitkit.data.images.decode import RGBPixels, as_rgb, decode
 from vitkit.data.images.read import ImageSource, read_image
 from vitkit.errors import DataError, ImageError
 from vitkit.io.download import is_web_address

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from vitkit.data.loading.batch import Batch
+from vitkit.data.loading.loader import Batch
 from vitkit.distributed import local_tensor
 from vitkit.errors import Interrupted, NonFiniteError
 from vitkit.evaluation.loop import KeptOutputs, count_predictions, load_metrics

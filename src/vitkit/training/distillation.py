@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from vitkit.data.augmentation.pipeline import BatchTransform, ModelInputs
 from vitkit.data.datasets.splitting import match_classes
-from vitkit.data.loading.batch import Batch
+from vitkit.data.loading.loader import Batch
 from vitkit.errors import CheckpointError, SettingError, UserError
 from vitkit.frozen import frozen
 from vitkit.io.caches import tensor_digests

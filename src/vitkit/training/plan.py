@@ -17,9 +17,8 @@ from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.pixel_cache import cached, show_progress
 from vitkit.data.datasets.split import LabelChanges, Split, read_label_changes
 from vitkit.data.datasets.splitting import POOL_FRACTIONS, with_validation
-from vitkit.data.loading.batch import class_counts, sizes_of_epochs
 from vitkit.data.loading.crop_flip import Augmentation
-from vitkit.data.loading.loader import TrainingSteps
+from vitkit.data.loading.loader import TrainingSteps, class_counts, sizes_of_epochs
 from vitkit.data.sources.open import open_dataset
 from vitkit.devices import is_out_of_memory, resolve_device
 from vitkit.distributed import ProcessGroup

@@ -16,7 +16,7 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vitkit.data.loading.batch import Batch
+from vitkit.data.loading.loader import Batch
 from vitkit.errors import SettingError, VitkitError
 from vitkit.training.config.contradictions import resolve_defaults
 from vitkit.training.config.merging import layered, read_yaml

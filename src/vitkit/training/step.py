@@ -19,7 +19,7 @@ from torch import Tensor, nn, optim
 from torch.nn.utils import clip_grad_norm_
 
 from vitkit.data.augmentation.pipeline import ModelInputs
-from vitkit.data.loading.batch import Batch
+from vitkit.data.loading.loader import Batch
 from vitkit.devices import seed_generators
 from vitkit.distributed import ProcessGroup, full_tensor, is_sharded, local_tensor
 from vitkit.models.vit import ViT

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from vitkit.data.loading.batch import Batch
-from vitkit.data.loading.loader import batches
+from vitkit.data.loading.loader import Batch, batches
 from vitkit.devices import resolve_device
 from vitkit.distributed import ProcessGroup, has_rank, join_process_group
 from vitkit.errors import SettingError

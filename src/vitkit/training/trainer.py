@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 
-from vitkit.data.loading.batch import Batch
+from vitkit.data.loading.loader import Batch
 from vitkit.devices import is_out_of_memory
 from vitkit.errors import UserCodeError, VitkitError
 from vitkit.training.state.registry import Progress

@@ -10,10 +10,10 @@ from plain_pairs import CLASSES, VARIANTS, noise_images, variant
 from torch import Tensor
 
 import vitkit
+from vitkit import Features
 from vitkit.explaining.methods.gradients import BalancedGradients
 from vitkit.models.attention import use_attention
 from vitkit.models.encoder import block_calls
-from vitkit.models.readout import Features
 
 LIBRAGRAD = METHODS["libragrad"].compute
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from weights.hostile import archives, pickles, safetensors_files
 
 import vitkit
-from vitkit.errors import CheckpointError
+from vitkit import CheckpointError
 
 SEEDS = {
     "foreign.safetensors": safetensors_files.whole(),

@@ -78,8 +78,7 @@ def doors() -> dict[str, Callable[[str], tuple[str, str]]]:
     import torch
 
     import vitkit
-    from vitkit import cli
-    from vitkit.errors import CheckpointError
+    from vitkit import CheckpointError, cli
 
     logging.getLogger("vitkit").setLevel(logging.ERROR)  # what is guessed of a whole file
 

@@ -35,13 +35,13 @@ from vitkit.data.augmentation.mixing import Mixing, Mixture, erase
 from vitkit.data.augmentation.policies import Policy, apply, colour_jitter, policy
 from vitkit.data.images.preprocess import pil_image, standardise_in_place, to_unit
 from vitkit.data.images.read import ImageSource, as_pixels, read_image
-from vitkit.data.loading.batch import Batch
 from vitkit.data.loading.crop_flip import (
     ERASE,
     JITTER,
     POLICY,
     Augmentation,
 )
+from vitkit.data.loading.loader import Batch
 from vitkit.errors import SettingError, UserCodeError, VitkitError, check_type
 from vitkit.randomness import augmentation_key, hash64
 from vitkit.shapes import Images

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitkit.data.datasets.build import POOL, NamedImages, assemble
 from vitkit.data.datasets.dataset import SPLIT_WORDS, Dataset, FileSplit
 from vitkit.data.datasets.pixel_cache import file_digests
+from vitkit.data.datasets.splitting import POOL, NamedImages, assemble
 from vitkit.errors import DataError
 from vitkit.messages import csv_encoding, csv_separator, escape, plural
 

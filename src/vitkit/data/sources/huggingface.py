@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import UInt8
 
-from vitkit.data.datasets.build import POOL
 from vitkit.data.datasets.dataset import SPLIT_WORDS, Store, StoredSplit
-from vitkit.data.datasets.splitting import is_hidden
+from vitkit.data.datasets.splitting import POOL, is_hidden
 from vitkit.data.sources.shards import files_by_split
 from vitkit.errors import DataError, ImageError, MissingExtraError
 from vitkit.io.caches import Index, cached_index, file_stamp

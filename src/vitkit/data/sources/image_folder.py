@@ -15,10 +15,16 @@ from pathlib import Path
 
 import numpy as np
 
-from vitkit.data.datasets.build import POOL, NamedImages, assemble
 from vitkit.data.datasets.dataset import SPLIT_WORDS, Dataset, FileSplit
 from vitkit.data.datasets.pixel_cache import file_digests
-from vitkit.data.datasets.splitting import POOL_FRACTIONS, is_hidden, natural_order
+from vitkit.data.datasets.splitting import (
+    POOL,
+    POOL_FRACTIONS,
+    NamedImages,
+    assemble,
+    is_hidden,
+    natural_order,
+)
 from vitkit.data.images.integrity import IMAGE_ENDINGS
 from vitkit.errors import DataError
 from vitkit.messages import escape, plural, quote_list

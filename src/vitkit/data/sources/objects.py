@@ -16,7 +16,6 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from jaxtyping import Int, Int64, UInt8
 
-from vitkit.data.datasets.build import POOL, NamedImages, assemble
 from vitkit.data.datasets.dataset import (
     SPLIT_WORDS,
     ArraySplit,
@@ -27,6 +26,7 @@ from vitkit.data.datasets.dataset import (
 )
 from vitkit.data.datasets.pixel_cache import file_digests
 from vitkit.data.datasets.split import Split
+from vitkit.data.datasets.splitting import POOL, NamedImages, assemble
 from vitkit.data.images.read import FILE_BYTES, PATH, as_array, as_bytes, as_pixels, kind_of
 from vitkit.data.sources.huggingface import (
     IMAGE_NAMES,

@@ -24,9 +24,8 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 from jaxtyping import Int64, UInt64
 
-from vitkit.data.datasets.build import POOL, NamedImages, assemble
 from vitkit.data.datasets.dataset import SPLIT_WORDS, Dataset, Store, StoredSplit
-from vitkit.data.datasets.splitting import is_hidden
+from vitkit.data.datasets.splitting import POOL, NamedImages, assemble, is_hidden
 from vitkit.data.images.integrity import IMAGE_ENDINGS
 from vitkit.errors import DataError, ImageError
 from vitkit.io.caches import Index, cache_folder, cached_index, file_stamp

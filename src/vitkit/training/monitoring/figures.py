@@ -18,8 +18,7 @@ from torch import nn
 
 from vitkit.data.augmentation.pipeline import BatchTransform, ModelInputs
 from vitkit.data.datasets.dataset import Dataset
-from vitkit.data.loading.batch import Batch
-from vitkit.data.loading.loader import EvaluationBatches
+from vitkit.data.loading.loader import Batch, EvaluationBatches
 from vitkit.errors import DataError, Interrupted, OutputError
 from vitkit.io.atomic import output_error, write_bytes
 from vitkit.messages import nearest_parent, percent

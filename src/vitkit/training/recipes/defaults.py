@@ -10,7 +10,7 @@ import numpy as np
 
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.split import Split
-from vitkit.data.loading.batch import steps_of_epoch
+from vitkit.data.loading.loader import steps_of_epoch
 from vitkit.errors import SettingError
 from vitkit.frozen import field_names
 from vitkit.messages import plural
