@@ -28,7 +28,7 @@ IMAGES_LOOKED_AT = 4
 """Training images that are read to see whether a dataset has colours."""
 
 
-def check_names(config: TrainConfig) -> None:
+def check_installed(config: TrainConfig) -> None:
     """Refuse names of things that do not exist, or cannot be imported."""
     if config.aa is not None:
         policy(config.aa)

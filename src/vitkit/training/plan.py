@@ -31,7 +31,7 @@ from vitkit.spec import Preprocess, ViTSpec
 from vitkit.training.checks import (
     check_data,
     check_model,
-    check_names,
+    check_installed,
     check_warmup,
     notes_on_recipe,
     user_transform,
@@ -165,7 +165,7 @@ def make_plan(
         recipe = recipe_settings(config.recipe)
         config, notes = resolve_defaults(config, recipe)
     check_contradictions(config, world.size)
-    check_names(config)
+    check_installed(config)
     device = world.device(resolve_device(config.device))
     # an impossible model is refused before any image is read
     opened = None if chooses_model(config) else load_initial(config, resumes=resumes)
