@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import traceback
 from pathlib import Path
 
 import pytest
 from long_files import LONGEST
+from PIL import Image
 from torch.nn import functional
 
 import vitkit
@@ -21,18 +23,21 @@ sys.path.insert(0, str(ROOT.parents[1] / "scripts"))
 from measure_code import Code, figures, strays  # noqa: E402
 
 LARGEST = {
-    "files": 285, "lines": 66_000, "tokens of code": 340_000, "imports, % of lines of code": 12,
-    "longest line": 100,
+    "files": 230, "lines": 54_000, "tokens of code": 285_000, "imports, % of lines of code": 11.6,
+    "raise statements": 810, "longest line": 100,
 }  # fmt: skip
 """What a reader can hold in the head."""
 LARGEST_CLOSURES = {
-    "training.trainer": 41, "training.step": 40, "data.loading.loader": 14,
+    "training.trainer": 39, "training.step": 38, "data.loading.loader": 13,
     "weights.checkpoint": 23,
 }  # fmt: skip
 """Modules that importing one of these may bring along, itself included."""
 SHARED_NAMES = {"describe", "run", "train"}
 """Public names that two modules have: the verbs' protocol, and a function beside its inner one."""
-MOST_IMPORTS = {"training.plan": 35, "training.train": 29, "training.auto": 28, "cli.explain": 21}
+MOST_IMPORTS = {
+    "training.plan": 33, "training.train": 27, "training.auto": 24, "training.run": 21,
+    "cli.explain": 21,
+}  # fmt: skip
 """Modules that wire others together; any other imports at most 20 of ours."""
 
 
@@ -71,7 +76,7 @@ def test_reading_a_checkpoint_imports_no_writer(code, name):
 
 
 def test_the_longest_chain_of_imports(code):
-    assert len(code.longest_chain) <= 27
+    assert len(code.longest_chain) <= 26
 
 
 def test_public_names_are_unique(code):
@@ -84,13 +89,64 @@ def test_docstrings_are_sentences_in_words_of_the_field(code):
 
 
 def test_the_formatter_is_rarely_switched_off(code):
-    assert code.count("# fmt: skip") <= 20
+    assert code.count("# fmt: skip") <= 22
 
 
 def test_lines_are_not_bought_by_density(code):
+    # Plain code was removed first: the share rose while their number fell from 1,676 to 1,622.
     found = dict(figures(code))
-    assert 41 <= found["all three per 1,000 lines of code"] <= 50
+    assert 41 <= found["all three per 1,000 lines of code"] <= 56.5
     assert 32 <= found["words a public docstring"] <= 39.5
+
+
+ENTERED = """
+import inspect, sys, torch
+from vitkit.cli import run
+entered = set()
+def trace(frame, event, argument):
+    path = frame.f_code.co_filename
+    if "/vitkit/" in path and frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # a function
+        entered.add(path)
+class Stop(BaseException): ...
+def stop(*given, **settings):
+    raise Stop
+torch.optim.Optimizer.__init__ = stop
+sys.settrace(trace)
+try:
+    run(["train", "digits", "--lr", "0.001", "--epochs", "1"])
+except Stop:
+    sys.settrace(None)
+print(len(entered), sum(name.startswith("vitkit") for name in sys.modules))
+"""
+BROUGHT = """
+import sys
+from vitkit.cli import run
+assert run(["predict", "model.safetensors", "image.png", "--engine", "torch"]) == 0
+print(sum(name.startswith("vitkit") for name in sys.modules))
+"""
+
+
+def in_child(code: str, folder: Path) -> list[int]:
+    """Run code in a folder and return the numbers in its last line."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return [int(word) for word in done.stdout.splitlines()[-1].split()]
+
+
+def test_the_way_to_the_first_step_is_short(tmp_path):
+    entered, modules = in_child(ENTERED, tmp_path)
+    assert entered <= 60
+    assert modules <= 140
+
+
+def test_a_prediction_brings_few_modules(tmp_path):
+    model = vitkit.create_model("vit_tiny_patch16_224", depth=1, num_classes=2, image_size=32)
+    vitkit.save(tmp_path / "model.safetensors", model, classes=["a", "b"],
+                preprocess=vitkit.Preprocess(image_size=32))  # fmt: skip
+    Image.new("RGB", (32, 32)).save(tmp_path / "image.png")
+    (modules,) = in_child(BROUGHT, tmp_path)
+    assert modules <= 90
 
 
 def test_every_setting_has_its_facts():

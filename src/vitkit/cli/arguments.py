@@ -22,7 +22,6 @@ from vitkit.errors import SettingError, UserError
 from vitkit.messages import did_you_mean
 from vitkit.other_names import answer_to
 from vitkit.training.config.meaning import Aliases
-from vitkit.training.config.merging import hint_on, letters
 
 METAVARS = {
     "CHECKPOINT": "teacher",
@@ -534,6 +533,8 @@ def _needed(found: Argument, typed: str) -> str:
 
 def _no_such_flag(command: Command, typed: str) -> str:
     """Return the message on a flag that does not exist, with the nearest one."""
+    from vitkit.training.config.merging import hint_on, letters
+
     # flags that every verb has, and that are no arguments of it
     known = ["help", "help_all"]
     second: dict[str, str] = {}

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -28,10 +28,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitkit.data.checks.check import drop_or_refuse_unreadable
-from vitkit.data.datasets.splitting import with_validation_of
 from vitkit.data.images.preprocess import preprocess_images
-from vitkit.data.sources.open import DataSource, open_dataset
 from vitkit.devices import on_device, resolve_device
 from vitkit.engines.engine import CPU, Engine, EngineRequest, build_requested
 from vitkit.engines.registry import (
@@ -61,8 +58,9 @@ from vitkit.process import ChildError, run_in_child
 from vitkit.weights.checkpoint import Checkpoint, stored_object
 from vitkit.weights.formats.vitkit import as_saved
 
-Calibration: TypeAlias = DataSource
-"""Images with classes, as for `train`."""
+if TYPE_CHECKING:
+    from vitkit.data.sources.open import DataSource
+
 Pair: TypeAlias = tuple[str, str]
 """Engine and precision."""
 
@@ -84,7 +82,7 @@ class EngineOptions:
 
     engine: str = "auto"
     precision: str = "float32"
-    calibrate: Calibration | None = None
+    calibrate: DataSource | None = None
     data_root: str | Path | None = None
     images: int | None = None
     report: Callable[[str], object] = logging.getLogger("vitkit").warning
@@ -544,7 +542,7 @@ MOST_IMAGES = 450
 
 
 def calibration_images(
-    data: Calibration, checkpoint: Checkpoint, data_root: str | Path | None = None
+    data: DataSource, checkpoint: Checkpoint, data_root: str | Path | None = None
 ) -> tuple[list[UInt8[np.ndarray, "_ _ _"]], str, str]:
     """Return decoded images to calibrate with and to measure agreement on, and where they are from.
 
@@ -563,6 +561,11 @@ def calibration_images(
     Raises:
         DataError: data that cannot be opened, without such a split, or with too few images.
     """
+    # imported here: other engines need no data source
+    from vitkit.data.checks.check import drop_or_refuse_unreadable
+    from vitkit.data.datasets.splitting import with_validation_of
+    from vitkit.data.sources.open import open_dataset
+
     recipe = stored_object(checkpoint, "recipe")
     trained_on = stored_object(checkpoint, "data").get("fingerprint")
     dataset = open_dataset(

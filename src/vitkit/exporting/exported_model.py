@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,16 +17,17 @@ from torch import Tensor
 
 from vitkit.data.datasets.split import Split
 from vitkit.data.images.preprocess import fit, normalise
-from vitkit.data.sources.open import DataSource
 from vitkit.engines.choose import EngineOptions
 from vitkit.errors import SettingError, check_type
-from vitkit.evaluation.evaluate import EvaluationChoice, evaluate_checkpoint, evaluate_predictions
-from vitkit.evaluation.loop import LabelledLogits, Metric, predict_batches
-from vitkit.evaluation.result import Evaluation
 from vitkit.exporting.artefact import engine_refused, is_artefact, refuse_needless_trust
 from vitkit.exporting.files import Artefact, open_artefact
 from vitkit.spec import Preprocess
 from vitkit.weights.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from vitkit.data.sources.open import DataSource
+    from vitkit.evaluation.loop import LabelledLogits, Metric
+    from vitkit.evaluation.result import Evaluation
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,13 @@ def evaluate(
     """
     own = {"precision": precision, "calibrate": calibrate, "data_root": data_root}
     options = EngineOptions.of(engine, **own, **moved)
+    # imported here: predictions need no data source and no score
+    from vitkit.evaluation.evaluate import (
+        EvaluationChoice,
+        evaluate_checkpoint,
+        evaluate_predictions,
+    )
+
     choice = EvaluationChoice(split, data_root, cache, batch_size, workers, metrics, relabel)
     refuse_needless_trust(checkpoint, trust_code=trust_code)
     if not isinstance(checkpoint, str | PathLike) or not is_artefact(checkpoint):
@@ -188,6 +197,8 @@ def artefact_predictions(
         CheckpointError: the model fails, or gives another number of logits.
     """
     if not artefact.description.with_preprocessing:
+        from vitkit.evaluation.loop import predict_batches
+
         preprocess = artefact.description.preprocess
         yield from predict_batches(
             artefact, images, preprocess, batch_size=batch_size, workers=workers

@@ -165,6 +165,8 @@ class FileCache:
         Stored rows without a lookup belong to files that are gone, or to another selection of
         files; they are kept while they are fewer than the rows in use.
         """
+        if not self._lookups:
+            return
         parts = []
         for keys, rows, known in self._lookups:
             kept = known & (keys != UNKNOWN)

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from jaxtyping import Float, Int64, Shaped, UInt8
 from PIL import Image
 from torch import Tensor
 
-from vitkit.engines.choose import Calibration, EngineOptions, engine_of
+from vitkit.engines.choose import EngineOptions, engine_of
 from vitkit.errors import CheckpointError, ImageError, SettingError, UserCodeError
 from vitkit.evaluation.metrics import finite_rows, refuse_not_finite
 from vitkit.exporting.exported_model import model_parts
@@ -28,6 +28,9 @@ from vitkit.process import available_cores
 from vitkit.spec import Preprocess
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import as_checkpoint
+
+if TYPE_CHECKING:
+    from vitkit.data.sources.open import DataSource
 
 ResizedImage: TypeAlias = UInt8[np.ndarray, "h w C"]
 """An image in the model's size."""
@@ -113,7 +116,7 @@ class Predictor:
         precision: str = "float32",
         device: str = "auto",
         batch_size: int = 64,
-        calibrate: Calibration | None = None,
+        calibrate: DataSource | None = None,
         **moved: object,
     ) -> Predictor:
         """Create a predictor for a checkpoint or its path.
@@ -377,7 +380,7 @@ def embed(
     batch_size: int = 64,
     engine: str | EngineOptions = "auto",
     precision: str = "float32",
-    calibrate: Calibration | None = None,
+    calibrate: DataSource | None = None,
     **moved: object,
 ) -> Float[np.ndarray, "N D"]:
     """Return the pooled features of images, the inputs of the head: (N, D) float32.

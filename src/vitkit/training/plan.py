@@ -30,8 +30,8 @@ from vitkit.shapes import Logits, Loss, Targets
 from vitkit.spec import Preprocess, ViTSpec
 from vitkit.training.checks import (
     check_data,
-    check_model,
     check_installed,
+    check_model,
     check_warmup,
     notes_on_recipe,
     user_transform,

@@ -20,7 +20,6 @@ from vitkit.weights.checkpoint import Checkpoint, texts
 from vitkit.weights.formats.format import OWN_FORMAT, STEP_KINDS, Step
 from vitkit.weights.inspection import Inspection, inspect
 from vitkit.weights.load import load_silently, load_with
-from vitkit.weights.recognise_format import Hints
 from vitkit.weights.verify import (
     ModelOutputs,
     ReferenceModel,
@@ -181,7 +180,7 @@ def _run_written(
             return reference(image), reference.library, ""
         unproved = reference
     # No library can run it: read it again, with the fields that the file has no place for.
-    model = load_with(path, Hints(), **not_stored).model
+    model = load_with(path, None, **not_stored).model
     return run_model(model, image), OWN_FORMAT, unproved
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import CheckpointError
 from vitkit.messages import escape, plural
@@ -17,7 +17,9 @@ from vitkit.weights.files import Source, open_source
 from vitkit.weights.formats.format import OWN_FORMAT, Description, read_description
 from vitkit.weights.formats.key_table import KeyMatch, few, read_tensors
 from vitkit.weights.formats.vitkit import read_own
-from vitkit.weights.recognise_format import Hints, recognise, refuse_other_model
+
+if TYPE_CHECKING:
+    from vitkit.weights.recognise_format import Hints
 
 
 def load(
@@ -69,10 +71,13 @@ def load_silently(
 ) -> Checkpoint:
     """Read a checkpoint as `load` does, without logging; arguments and errors as for `load`."""
     # Hints only fill what the file leaves open; overrides hold in any case.
-    hints = Hints.for_model(model, overrides) if model else Hints()
+    if not model:
+        return load_with(path, None, trust_pickle=trust_pickle, strict=strict, **overrides)
+    from vitkit.weights.recognise_format import Hints, refuse_other_model
+
+    hints = Hints.for_model(model, overrides)
     checkpoint = load_with(path, hints, trust_pickle=trust_pickle, strict=strict, **overrides)
-    if model:
-        refuse_other_model(path, hints, checkpoint.model.spec)
+    refuse_other_model(path, hints, checkpoint.model.spec)
     return checkpoint
 
 
@@ -94,7 +99,7 @@ def as_checkpoint(source: Checkpoint | str | PathLike[str]) -> Checkpoint:
 
 def load_with(
     path: str | Path,
-    hints: Hints,
+    hints: Hints | None,
     *,
     trust_pickle: bool = False,
     strict: bool = True,
@@ -153,14 +158,17 @@ def _load_own(source: Source, description: Description) -> Checkpoint:
 def _load_foreign(
     source: Source,
     overrides: Mapping[str, Any],
-    hints: Hints,
+    hints: Hints | None,
     entry: CatalogueEntry | None,
     *,
     strict: bool,
 ) -> Checkpoint:
     """Read the checkpoint in an open file of a foreign format; errors as for `load`."""
+    # imported here: a file of vitkit needs no other format
+    from vitkit.weights.recognise_format import Hints, recognise
+
     path = source.header.path
-    form, source, inferred = recognise(source, overrides, hints, entry)
+    form, source, inferred = recognise(source, overrides, hints or Hints(), entry)
     spec = inferred.spec
     # The error names the format, as the file may have been taken for another one than it is.
     try:
