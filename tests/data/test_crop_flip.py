@@ -68,7 +68,7 @@ def test_flips_and_shifts_are_what_indexing_gives(shape: tuple[int, ...], most: 
 
 def test_augmentation_of_an_image_does_not_depend_on_its_batch():
     pixels, indices = counting(50), np.arange(50)
-    whole = EVERYTHING.flip_and_shift(pixels, 0, 4, indices)
+    whole = EVERYTHING.flip_and_shift(pixels.copy(), 0, 4, indices)
     part = EVERYTHING.flip_and_shift(pixels[[7, 3]], 0, 4, np.array([7, 3]))
     np.testing.assert_array_equal(part, whole[[7, 3]])
 

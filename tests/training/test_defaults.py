@@ -44,7 +44,7 @@ def images(tmp_path_factory) -> Path:
 def chosen_for(data: Path | str, output: Path, **given: object) -> dict:
     """The settings that a run of one step has in its config.yaml."""
     asked = QUICK | {"max_steps": 1, "output": output} | given
-    return chosen_for(vitkit.train(data, **asked).run)
+    return settings_of(vitkit.train(data, **asked).run)
 
 
 def steps_of(run: Path) -> list[dict]:

@@ -1,14 +1,11 @@
-"""A loader process that is killed or hangs: what there is is saved, and the run resumes from it."""
+"""A loader process that is killed: what there is is saved, and the run resumes from it."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from training.faulty import On, on, stopping_at
@@ -18,10 +15,6 @@ from vitkit import Interrupted, LoaderError
 
 ASKED = {"workers": 1, "spec": {"image_size": 8, "patch_size": 4, "in_channels": 1, "width": 16,
                                 "depth": 1, "num_heads": 2, "mlp_width": 32}}  # fmt: skip
-
-
-HUNG = Path("hung")
-"""There once the transform has hung."""
 
 
 def killing() -> Callable[[], On]:
@@ -47,28 +40,6 @@ def test_a_run_whose_loader_is_killed_goes_on_with_the_same_bits(straight, tmp_p
         train(tmp_path / "run", killing(), **ASKED)
     assert [path.name for path in (tmp_path / "run" / "state").iterdir()] != []
     assert bits(train(tmp_path / "run", resume=str(tmp_path / "run")).last) == straight
-
-
-def wait_for_ever(image):
-    """A transform that sends a signal to the run with its first image, and hangs."""
-    if not HUNG.exists():
-        HUNG.touch()
-        os.kill(os.getppid(), signal.SIGTERM)
-        time.sleep(1000)
-    return image
-
-
-def test_a_signal_is_noticed_while_the_loader_hangs(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "HUNG", tmp_path / "hung")
-    others = set(multiprocessing.active_children())
-    asked = ASKED | {"transform": f"{__name__}:wait_for_ever"}
-    with pytest.raises(
-        Interrupted, match="everything is saved, resume with: vitkit train --resume"
-    ):
-        train(tmp_path / "run", **asked)
-    assert set(multiprocessing.active_children()) <= others
-    resumed = bits(train(tmp_path / "run", **asked, resume=str(tmp_path / "run")).last)
-    assert resumed == bits(train(tmp_path / "straight", **asked).last)
 
 
 def test_a_run_that_stops_leaves_no_loader_process(tmp_path):

@@ -365,4 +365,4 @@ def test_a_disk_that_is_full_or_read_only_leaves_the_states_before(tmp_path):
         assert newest_state(place / "run" / "state")[0].name == "step-00000010"
     finally:
         gc.collect()
-        subprocess.run(["umount", str(place)], check=True)
+        subprocess.run(["umount", "--lazy", str(place)], check=True)

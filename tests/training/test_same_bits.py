@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from training.tiny_runs import end_of, run, settings_of
+from training.tiny_runs import end_of, run
 
 from vitkit import TrainConfig
 from vitkit.training.resume_check import prove_resume
@@ -34,30 +33,8 @@ def ends(folder: Path, times: int) -> set[str]:
     return {end_of(run(folder / str(n), **settings).run) for n in range(times)}
 
 
-def keep_settings_alone(run_folder: Path) -> None:
-    """Leave what a run leaves that ends before its first state."""
-    settings = (run_folder / "config.yaml").read_bytes()
-    shutil.rmtree(run_folder)
-    run_folder.mkdir()
-    (run_folder / "config.yaml").write_bytes(settings)
-
-
 def test_two_runs_of_one_command_end_with_the_same_bits(tmp_path):
     assert len(ends(tmp_path, 2)) == 1
-
-
-def test_a_run_that_ended_before_its_first_state_starts_again_as_it_had_decided(tmp_path):
-    """On another processor, say: here `auto` would take float32 for so small a model."""
-    asked = {"output": tmp_path / "run", "max_steps": 2}
-    run(**asked, amp="bfloat16", attention_kernel="fused", threads=1)
-    keep_settings_alone(tmp_path / "run")
-    left_open = {"amp": "auto", "attention_kernel": "auto", "threads": None, "resume": "auto"}
-    run(**asked, **left_open)
-    again = settings_of(tmp_path / "run")
-    assert (again["amp"], again["attention_kernel"], again["threads"]) == ("bfloat16", "fused", 1)
-    keep_settings_alone(tmp_path / "run")
-    run(**asked, **left_open, batch_size=32)
-    assert settings_of(tmp_path / "run")["amp"] == "off"
 
 
 @pytest.mark.soak

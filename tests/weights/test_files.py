@@ -58,7 +58,7 @@ def test_containers_and_prefixes_are_unwrapped_and_noted(tmp_path):
     notes = "; ".join(checkpoint.metadata["notes"])
     assert "weights read from the entry 'model_ema'" in notes
     assert "prefix 'module.' removed" in notes
-    assert "prefix '_orig_mod.' removed" in notes
+    assert "'_orig_mod.' removed from 32 names" in notes
 
 
 def test_shards_are_read_as_one_and_must_lie_beside_their_index(tmp_path):

@@ -389,6 +389,7 @@ class Trial:
 def _own_logits(request: EngineRequest, images: Tensor) -> tuple[Float[Tensor, "N K"], float]:
     """Return torch's logits on the processor, and the seconds of an image."""
     model = on_device(request.model, CPU)
+    images = images.to(next(model.parameters()).dtype)
     start = time.perf_counter()
     with torch.inference_mode():
         logits = torch.cat([model(part).float() for part in images.split(TRIAL_BATCH)])
