@@ -329,6 +329,8 @@ class Full(Exception):
     pass
 
 
+# the thread that writes for TensorBoard reports the full disk, too
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_disk_that_is_full_or_read_only_leaves_the_states_before(tmp_path):
     """A real file system of two megabytes, with little room, with none, and read-only."""
     place = tmp_path / "small"
