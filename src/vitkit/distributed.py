@@ -182,11 +182,6 @@ def has_rank() -> bool:
     return {"RANK", "WORLD_SIZE"} <= os.environ.keys()
 
 
-def is_launched() -> bool:
-    """Return True if `--devices` started this process; the launcher then prints for all."""
-    return EXCHANGE in os.environ
-
-
 def is_sharded(tensor: Tensor) -> bool:
     """Return whether this process holds only a part of a tensor (a `DTensor`)."""
     return hasattr(tensor, "device_mesh")

@@ -264,7 +264,7 @@ def run_in_child(function: Callable[..., Result], *arguments: Any, seconds: floa
         seconds: time that it may take.
 
     Raises:
-        ChildError: it raised an error, ended, or took longer.
+        ChildError: it raised an error, ended, or took longer, or an argument cannot be pickled.
     """
     # imported here: no other command waits for them
     import pickle
@@ -274,6 +274,10 @@ def run_in_child(function: Callable[..., Result], *arguments: Any, seconds: floa
     command = [sys.executable, "-P", "-c", "from vitkit.process import answer; answer()"]
     pipe = subprocess.PIPE
     try:
+        request = pickle.dumps((function, arguments))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ChildError(f"it cannot be sent to another process: {error}") from None
+    try:
         process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=pipe, env=child_environment(),
             start_new_session=True,
@@ -281,7 +285,6 @@ def run_in_child(function: Callable[..., Result], *arguments: Any, seconds: floa
     except OSError as error:
         raise ChildError(f"no process can be started: {error.strerror}") from None
     try:
-        request = pickle.dumps((function, arguments))
         output, messages = process.communicate(request, timeout=seconds)
     except subprocess.TimeoutExpired:
         raise ChildError(f"no answer in {seconds:.3g} s") from None

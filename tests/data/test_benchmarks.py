@@ -240,6 +240,11 @@ def test_files_of_cifar_that_are_not_whole(tmp_path: Path) -> None:
     (binary_ten(root) / "test_batch.bin").unlink()
     assert "test_batch.bin: expected images of 3,073" in refusal("cifar10", data_root=root)
     (root / "data_batch_1.bin").unlink()
+    with tarfile.open(root / "cifar-10-binary.tar.gz", "w:gz") as tar:
+        link = tarfile.TarInfo("cifar-10-batches-bin/test_batch.bin")
+        link.type, link.linkname = tarfile.SYMTYPE, "gone.bin"
+        tar.addfile(link)
+    assert "expected images of 3,073 bytes each, got 0" in refusal("cifar10", data_root=root)
     (root / "cifar-10-binary.tar.gz").write_bytes(b"\x1f\x8b no archive")
     assert "cifar-10-binary.tar.gz: cannot be read: " in refusal("cifar10", data_root=root)
 

@@ -22,6 +22,11 @@ def test_a_value_comes_back():
     assert run_in_child(child_functions.add, 2, 40, seconds=60.0) == 42
 
 
+def test_what_cannot_be_sent_is_one_line():
+    with pytest.raises(ChildError, match=r"it cannot be sent to another process: .*lambda"):
+        run_in_child(child_functions.add, 2, lambda: 40, seconds=60.0)
+
+
 @pytest.mark.parametrize(
     ("function", "arguments", "reason"),
     [

@@ -150,6 +150,9 @@ def test_a_file_is_downloaded_once_and_checked_when_it_is_opened(server, monkeyp
     monkeypatch.delenv("HF_HUB_OFFLINE")
     assert download(address).read_bytes() == CONTENT
     assert len(server.requests) == 2
+    with pytest.raises(vitkit.CheckpointError, match="expected SHA-256 0000, got"):
+        download(address, sha256="0000")  # the file in the cache is another one
+    assert len(server.requests) == 3
 
 
 @pytest.mark.parametrize(
@@ -210,7 +213,8 @@ def test_an_address_that_is_not_fetched(address, message):
 def test_no_redirection_leads_into_a_private_network():
     request = downloads.Request("https://example.org/a.png")
     redirections = downloads._Redirections(plain_http=True)
-    for address in ("http://169.254.169.254/latest", "https://10.0.0.1/a", "http://localhost/a"):
+    hosts = ("169.254.169.254", "10.0.0.1", "localhost", "localhost.", "127.1", "2130706433")
+    for address in (f"http://{host}/a" for host in hosts):
         with pytest.raises(WebError, match="in a private network; refused"):
             redirections.redirect_request(request, io.BytesIO(), 302, "Found", {}, address)
 

@@ -515,8 +515,9 @@ def _read_trials(folder: Path) -> dict[Pair, Trial]:
     with contextlib.suppress(OSError):
         os.utime(folder)  # used now
     trials = {}
-    for values in json.loads(path.read_bytes()):
-        trials[values["engine"], values["precision"]] = Trial(**values)
+    with contextlib.suppress(FileNotFoundError):  # deleted by another process just now
+        for values in json.loads(path.read_bytes()):
+            trials[values["engine"], values["precision"]] = Trial(**values)
     return trials
 
 

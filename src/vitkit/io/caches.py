@@ -48,16 +48,17 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vitkit"
 
 
-def is_whole(path: Path, *, rehash: bool = True) -> bool:
+def is_whole(path: Path, *, rehash: bool = True, sha256: str = "") -> bool:
     """Return True for a file of a cache that has the size and the SHA-256 noted beside it.
 
     Args:
         path: the file.
         rehash: compare the SHA-256, too; without, files of many gigabytes are opened at once.
+        sha256: leading hex digits that the noted SHA-256 must have.
     """
     try:
         size, digest = _note(path).read_text().split()
-        if path.stat().st_size != int(size):
+        if path.stat().st_size != int(size) or not digest.startswith(sha256.lower()):
             return False
         return not rehash or file_sha256(path) == digest
     except (OSError, ValueError):

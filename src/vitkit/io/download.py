@@ -11,6 +11,7 @@ import io
 import ipaddress
 import os
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -80,7 +81,7 @@ def download(
     """
     try:
         path = cached_path(address)
-        if is_whole(path, rehash=rehash):
+        if is_whole(path, rehash=rehash, sha256=sha256):
             return path
         with caching(path.parent) as folder:
             temporary = folder / path.name
@@ -228,12 +229,16 @@ def _check(address: str, plain_http: bool = False, before: str = "") -> None:
 
 def _network(host: str) -> str:
     """Return where a host is, as far as its text tells: `here`, `private` or `public`."""
-    if host == "localhost":
+    host = host.rstrip(".").lower()
+    if host == "localhost" or host.endswith(".localhost"):
         return "here"
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        return "public"
+        try:  # 127.1 and 2130706433 are addresses, too
+            address = ipaddress.ip_address(socket.inet_aton(host))
+        except OSError:
+            return "public"
     if address.is_loopback:
         return "here"
     return "public" if address.is_global else "private"

@@ -7,7 +7,6 @@ in the same way, with any number of worker processes and after any resume.
 from __future__ import annotations
 
 import atexit
-import copy
 import signal
 import warnings
 import weakref
@@ -95,8 +94,6 @@ PixelTransform = Callable[[UInt8[np.ndarray, "H W C"], int, int, str], UInt8[np.
 
 # The order in which the images of a split are trained on: a pure function of (seed, epoch).
 
-AHEAD = 1 << 16
-"""Images that are searched for the next shard."""
 MIXED = -2
 MIXED = -2
 """Key of the random numbers that mix the images of balanced classes."""
@@ -281,13 +278,6 @@ class TrainingSteps(BatchSource):
         self.transform = transform
         self.steps_per_epoch = steps_of_epoch(len(split), batch_size, fill=fill)
         self._order = EpochOrder(split, seed, balance=balance)
-
-    def with_batch_size(self, batch_size: int) -> TrainingSteps:
-        """Return the same run in batches of another size."""
-        other = copy.copy(self)  # the order of the images is shared
-        other.batch_size = batch_size
-        other.steps_per_epoch = steps_of_epoch(len(self.split), batch_size, fill=self.fill)
-        return other
 
     def indices(self, step: int) -> Int64[np.ndarray, "B"]:
         """Return the indices of the images of a step, over all processes."""

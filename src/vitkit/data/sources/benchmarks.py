@@ -245,12 +245,15 @@ def open_cifar(name: str, folders: Sequence[Path]) -> Dataset:
 
 def _open_archive(name: str, path: Path) -> Dataset:
     contents: dict[str, bytes] = {}
+    wanted = {*BINARY[name]["train"], *BINARY[name]["test"]}
     try:
         with tarfile.open(path, "r:gz") as tar:
             for member in tar:
-                file = tar.extractfile(member) if member.size < MOST_BYTES else None
-                if file is not None:
-                    contents[Path(member.name).name] = file.read()
+                file = Path(member.name).name
+                # no links: what one leads to may be missing, or of any size
+                if file in wanted and member.isfile() and member.size < MOST_BYTES:
+                    stream = tar.extractfile(member)
+                    contents[file] = b"" if stream is None else stream.read()
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read: {error}; download it again") from None
     return _open_binary(name, path, contents)
