@@ -35,7 +35,9 @@ def main() -> None:
 
     checkpoint = vitkit.load(result.best)
     (prediction,) = vitkit.Predictor.from_checkpoint(checkpoint)([image], top_k=3)
-    vitkit.explain(checkpoint, image, method="attention").save(output / "attention.png")
+    vitkit.explain(checkpoint, image, method="attention").save(
+        output / "attention.png", overwrite=True
+    )
 
     truth = checkpoint.classes[test.labels[IMAGE]]
     print(f"test accuracy  {100 * result.metrics['test']['top1']:.2f} %")

@@ -1,4 +1,4 @@
-"""`find_images`: files, folders, patterns, addresses, lists, datasets, and lines of a stream."""
+"""`find_images`: files, folders, patterns, addresses, lists, datasets, and lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 
 import vitkit
-from vitkit.prediction import images as line_stream
 
 PREPROCESS = vitkit.Preprocess(image_size=8)
 
@@ -203,20 +202,9 @@ def test_lines_of_a_stream(root, sent):
     os.write(writing, sent)
     os.close(writing)
     found = vitkit.find_images("-", "photos/1.png", stdin=reading)
-    assert found.total is None
+    assert found.total == 3
     assert [image.name for image in found] == ["photos/1.png", "photos/2.jpg", "photos/1.png"]
     os.close(reading)
-
-
-def test_the_separator_of_lines_may_come_after_the_first_bytes(root, monkeypatch):
-    monkeypatch.setattr(line_stream, "CHUNK_SIZE", 3)
-    for sent in (b"photos/1.png\0photos/2.jpg\0", b"photos/1.png\nphotos/2.jpg\n"):
-        reading, writing = os.pipe()
-        os.write(writing, sent)
-        os.close(writing)
-        found = vitkit.find_images("-", stdin=reading)
-        assert [image.name for image in found] == ["photos/1.png", "photos/2.jpg"]
-        os.close(reading)
 
 
 def test_a_name_with_bytes_that_are_not_utf8_keeps_them(tmp_path, predictor):
@@ -227,21 +215,4 @@ def test_a_name_with_bytes_that_are_not_utf8_keeps_them(tmp_path, predictor):
     os.close(writing)
     for found in (vitkit.find_images(tmp_path), vitkit.find_images("-", stdin=reading)):
         assert [prediction.image for prediction in predictor.stream(found)] == [odd]
-    os.close(reading)
-
-
-def test_results_of_a_slow_stream_do_not_wait_for_more(root):
-    """Each path is sent when the prediction of the one before has come."""
-    predictor = vitkit.Predictor(lambda images: images.mean(dim=(2, 3)), PREPROCESS, batch_size=64)
-    reading, writing = os.pipe()
-    sent = ["photos/1.png", "photos/2.jpg", "photos/cats/3.png"]
-    os.write(writing, f"{sent[0]}\n".encode())
-    came = []
-    for prediction in predictor.stream(vitkit.find_images("-", stdin=reading)):
-        came.append(prediction.image)
-        if len(came) < len(sent):
-            os.write(writing, f"{sent[len(came)]}\n".encode())
-        else:
-            os.close(writing)
-    assert came == sent
     os.close(reading)

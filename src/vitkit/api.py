@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from vitkit.data.sources.open import DataSource, kept_data
 from vitkit.errors import SettingError, check_type
-from vitkit.io.results import given
+from vitkit.io.results import check_outputs, given
 from vitkit.messages import plural
 
 if TYPE_CHECKING:
@@ -232,8 +232,8 @@ def compare(
         batch_size: images per batch.
         workers: number of loader processes.
         relabel: a CSV file of corrected labels, as for `evaluate`.
-        report: an .html file to write with the models side by side; replaces an earlier one.
-        overwrite: let `report` replace any other file that is not an input.
+        report: an .html file to write with the models side by side.
+        overwrite: let `report` replace a file.
 
     Returns:
         `.scores`, name -> the result of `evaluate`; `.pairs`, McNemar's exact test of each with the
@@ -245,12 +245,12 @@ def compare(
         CheckpointError, DeviceError, OutputError: the message names the wrong value.
     """
     from vitkit.evaluation.comparison import compare_checkpoints
-    from vitkit.reporting.comparison import check_comparison_output, write_comparison
+    from vitkit.reporting.comparison import write_comparison
     from vitkit.training.config.train_config import kind_of_run
 
     _check_paths(checkpoints)
     if report is not None:  # first, as an evaluation may take minutes
-        check_comparison_output(report, checkpoints, overwrite=overwrite)
+        check_outputs([Path(report)], (".html",), overwrite=overwrite, flag="--report")
     with kept_data(data) as address:  # valid inside this block, if the data are an object
         comparison = compare_checkpoints(
             *checkpoints,

@@ -253,6 +253,10 @@ class ChildError(Exception):
     """A child process has returned nothing; the message is the reason, on one line."""
 
 
+class NotSentError(ChildError):
+    """Arguments that cannot be pickled."""
+
+
 def run_in_child(function: Callable[..., Result], *arguments: Any, seconds: float) -> Result:
     """Call a function in a fresh Python process and return what it returned.
 
@@ -264,7 +268,8 @@ def run_in_child(function: Callable[..., Result], *arguments: Any, seconds: floa
         seconds: time that it may take.
 
     Raises:
-        ChildError: it raised an error, ended, or took longer, or an argument cannot be pickled.
+        ChildError: it raised an error, ended, or took longer; `NotSentError` where an argument
+            cannot be pickled.
     """
     # imported here: no other command waits for them
     import pickle
@@ -276,7 +281,7 @@ def run_in_child(function: Callable[..., Result], *arguments: Any, seconds: floa
     try:
         request = pickle.dumps((function, arguments))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ChildError(f"it cannot be sent to another process: {error}") from None
+        raise NotSentError(f"it cannot be sent to another process: {error}") from None
     try:
         process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=pipe, env=child_environment(),

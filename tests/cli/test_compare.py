@@ -171,7 +171,7 @@ def test_what_cannot_be_compared_is_named(saved, images, tmp_path):
         vitkit.compare(first, first)
     with pytest.raises(vitkit.SettingError, match="two or more different"):
         vitkit.compare(first)
-    with pytest.raises(vitkit.OutputError, match=r"--report is empty; pass a path"):
+    with pytest.raises(vitkit.OutputError, match=r"--report \. is a folder; name a file"):
         vitkit.compare(first, second, data="digits", report="")
     with pytest.raises(vitkit.SettingError, match="name the data to compare on with --data"):
         vitkit.compare(first, saved(0, recipe={"data": "digits"}))
@@ -230,7 +230,7 @@ def test_eval_prints_a_table_and_writes_files(saved, images, tmp_path, capsys):
     labels, predicted, probabilities = predictions_of(path, images)
     files = {end: tmp_path / f"confusion.{end}" for end in ("png", "svg", "csv")}
     rows = tmp_path / "rows.csv"
-    words = ["eval", path, str(images), "--device", "cpu", "--predictions", str(rows)]
+    words = ["eval", path, str(images), "--overwrite", "--predictions", str(rows)]
     for file in files.values():
         assert cli.run([*words, "--confusion", str(file)]) == 0
     table = capsys.readouterr().out
@@ -262,7 +262,7 @@ def test_eval_prints_a_table_and_writes_files(saved, images, tmp_path, capsys):
         is_first = label == pytest.approx(float(row["probability"]), rel=1e-4)
         assert is_first == (row["label"] == row["predicted"])
     assert cli.run(["eval", path, str(images), "--confusion", "matrix.pdf"]) == 2
-    assert "expected a name that ends in .png, .svg or .csv" in capsys.readouterr().err
+    assert "expected a name that ends in .png or .svg or .csv" in capsys.readouterr().err
 
 
 def test_a_checkpoint_that_records_no_data_is_named(saved):

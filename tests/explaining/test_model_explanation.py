@@ -100,7 +100,7 @@ def test_filters_and_positions_are_drawn_in_their_places(explained):
     )
 
 
-def test_saved_files_are_complete_and_replace_only_earlier_ones(explained, tmp_path):
+def test_saved_files_are_complete_and_replace_nothing_unasked(explained, tmp_path):
     files = explained.save(tmp_path / "a")
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == sorted(
         [f"{name}.{end}" for name in ("sheet", *PANELS) for end in ("png", "svg")]
@@ -115,12 +115,12 @@ def test_saved_files_are_complete_and_replace_only_earlier_ones(explained, tmp_p
     assert numbers["artefacts"]["patch_tokens"] == 24
     filters = (tmp_path / "a" / "filters.svg").read_bytes()
     of_weights = replace(explained, depth=None, artefacts=None)
-    assert set(of_weights.save(tmp_path / "a")) < set(files)  # earlier results are replaced
+    assert set(of_weights.save(tmp_path / "a", overwrite=True)) < set(files)
     for name in ("sheet.png", "numbers.json", "filters.svg"):
         own = tmp_path / name / name
         own.parent.mkdir()
         own.write_text("{}")
-        with pytest.raises(vitkit.OutputError, match=f"{name}: this file exists and is not an"):
+        with pytest.raises(vitkit.OutputError, match=f"{name}: this file exists; choose"):
             explained.save(own.parent)
         assert [path.name for path in own.parent.iterdir()] == [name]
         assert own.read_text() == "{}"
@@ -230,7 +230,8 @@ def test_the_command_draws_writes_and_counts(tmp_path, capsys, monkeypatch):
         assert line in printed
     assert "9 files in out, sheet.png first" in printed
     (tmp_path / "photos" / "broken.png").write_bytes(b"no image")
-    assert cli.run(["explain", "tiny.safetensors", "photos", "--model", "--output", "out"]) == 2
+    words = ["explain", "tiny.safetensors", "photos", "--model", "--output", "out", "--overwrite"]
+    assert cli.run(words) == 2
     assert "1 of 4 images could not be used" in capsys.readouterr().err
     assert json.loads((tmp_path / "out" / "numbers.json").read_text()) == numbers
 
@@ -241,7 +242,7 @@ def test_the_command_refuses_before_the_work(tmp_path, capsys, monkeypatch):
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "sheet.png").write_bytes(b"mine")
     for words, message in (
-        (["--output", "own"], "--output own/sheet.png: this file exists and is not an explanation"),
+        (["--output", "own"], "--output own/sheet.png: this file exists; choose another place"),
         (["--layer", "1"], "--layer has no effect with --model"),
         (["--method", "rollout"], "--method has no effect with --model"),
         (["--format", "svg"], "--format has no effect with --model"),

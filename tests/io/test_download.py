@@ -19,9 +19,9 @@ from PIL import Image
 
 import vitkit
 from vitkit.io import download as downloads
-from vitkit.io import web_image
 from vitkit.io.caches import cache_folder
 from vitkit.io.download import WebError, cached_path, download
+from vitkit.prediction import images as web_image
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
 

@@ -139,17 +139,6 @@ def test_a_damaged_list_names_the_command(unweighted):
     assert "--suspects train" in text
 
 
-def test_a_foreign_list_is_never_replaced_without_the_flag(run, capsys):
-    mine = run / "suspects.csv"
-    mine.write_text("name,verdict\nBob,guilty\n", encoding="utf-8")
-    words = ["report", str(run), "--suspects"]
-    assert cli.run(words) == 2
-    assert "is not a list of suspects of vitkit" in capsys.readouterr().err
-    assert mine.read_text(encoding="utf-8") == "name,verdict\nBob,guilty\n"
-    assert cli.run([*words, "--overwrite"]) == 0
-    assert rows_of(run)
-
-
 def test_without_the_images_nothing_can_be_ticked(run, noisy):
     images = noisy[0].parent / "images"
     hidden = images.rename(images.with_name("hidden"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json as json_text
 import sys
 from itertools import chain
@@ -13,7 +12,7 @@ from vitkit.cli.images import files_of_data
 from vitkit.cli.output import flags, print_results
 from vitkit.errors import DataError
 from vitkit.io.atomic import write_bytes
-from vitkit.io.results import check_outputs, json_result
+from vitkit.io.results import check_outputs
 from vitkit.messages import fold, format_table, plural, progress_bar, terminal_width
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def check_command(
         data: an image folder, a CSV or Parquet file, tar shards or a named dataset, as for train.
         json: print the report as JSON.
         output: also write the report to this .json file.
-        overwrite: let --output replace any file that is not in the data; else only a report.
+        overwrite: let --output replace an existing file that is not an input.
         strict: exit with code 2 at warnings, too.
         data_root: folder of named datasets; for a CSV, the folder its paths are relative to.
         ignore_extra_classes: leave out classes of val and test that train lacks.
@@ -69,7 +68,8 @@ def check_command(
     from vitkit.data.checks.check import check_dataset, open_corrected
 
     if output is not None:
-        _check_output(output, data, data_root, relabel, overwrite=overwrite)
+        inputs = chain(filter(None, [relabel]), files_of_data(data, output, data_root=data_root))
+        check_outputs([output], (".json",), inputs=inputs, overwrite=overwrite, flag="--output")
     choice = {"ignore_extra_classes": ignore_extra_classes, "follow_links": follow_links}
     dataset = open_corrected(data, relabel, data_root=data_root, **choice)
     with progress_bar(sum(map(len, dataset.splits.values()))) as advance:
@@ -79,17 +79,6 @@ def check_command(
     if not json:  # with --json, stdout has the report only
         given = flags(data_root=data_root, relabel=relabel, **choice)
         print_results(then=[("train", data, *given)])
-
-
-def _check_output(
-    output: Path, data: str, data_root: str | None, relabel: Path | None, *, overwrite: bool
-) -> None:
-    """Refuse an output that cannot be written, before the images are read, which takes minutes."""
-    from vitkit.data.checks.check import Report
-
-    kind = json_result("a report", ["refused", *(f.name for f in dataclasses.fields(Report))])
-    inputs = chain(filter(None, [relabel]), files_of_data(data, output, kind, data_root=data_root))
-    check_outputs([output], kind, inputs=inputs, overwrite=overwrite, flag="--output")
 
 
 def _deliver(report: Report, output: Path | None, *, as_json: bool) -> None:

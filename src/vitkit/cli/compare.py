@@ -26,7 +26,6 @@ EXAMPLES = (
     "vitkit report runs/photos-vit-1  # writes runs/photos-vit-1/report.html",
     "vitkit report runs/photos-vit-1 --suspects  # also search the train images for wrong labels",
     "vitkit report runs/photos-vit-1 --output photos.html  # a page to send to others",
-    "vitkit report runs/photos-vit-1 --output photos.html --overwrite  # whatever photos.html is",
 )
 
 
@@ -61,8 +60,7 @@ def compare_command(
         relabel: a CSV file of corrected labels, as for train.
         report: also write a page with the models side by side: scores, curves, settings that
             differ, classes. Without a name it is comparison.html.
-        overwrite: let --report replace any file that is not an input; default: only an earlier
-            comparison.
+        overwrite: let --report replace an existing file.
         json: print JSON.
     """
     # imported here: --help does not wait for torch
@@ -135,8 +133,7 @@ def report_command(
     Args:
         run: a run folder.
         output: the .html file to write; default report.html in the run folder.
-        overwrite: let --output replace any file that is not in the run folder; default: only an
-            earlier report.
+        overwrite: let --output replace an existing file.
         suspects: search train (or val, or test) for wrong labels, without using the label of an
             image to judge it; the list, suspects.csv, stays in the run folder.
         device: for that search: cpu, cuda, mps or auto.

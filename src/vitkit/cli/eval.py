@@ -23,32 +23,14 @@ from vitkit.cli.images import (
 from vitkit.cli.output import flags, print_results, suggest
 from vitkit.engines.registry import EngineChoice, PrecisionChoice
 from vitkit.errors import SettingError
-from vitkit.evaluation.prediction_table import PREDICTIONS_HEADER
 from vitkit.io.atomic import write_bytes
-from vitkit.io.results import (
-    CONFUSION_CORNER,
-    ResultKind,
-    check_outputs,
-    csv_result,
-    png_result,
-    square_csv_result,
-    svg_result,
-)
+from vitkit.io.results import check_outputs
 from vitkit.messages import escape, fold, format_table, plural, terminal_width
 from vitkit.plots import MAX_CLASSES
 
 if TYPE_CHECKING:
     from vitkit.evaluation.result import ClassScore, Evaluation
 
-WRITER = "vitkit eval"
-"""Text in the PNG or SVG of a confusion matrix."""
-CONFUSION_FILES = {
-    ".png": png_result("a confusion matrix", WRITER),
-    ".svg": svg_result("a confusion matrix", WRITER),
-    ".csv": square_csv_result("a confusion matrix"),
-}
-"""Ending -> the kind of file that --confusion writes."""
-PREDICTIONS_FILE = csv_result("a table of predictions", PREDICTIONS_HEADER)
 TOP_LOSSES = 50
 """Images with the highest losses in the JSON."""
 LISTED_CLASSES = 5
@@ -94,13 +76,13 @@ def eval_command(
         batch_size: images per batch.
         workers: loader processes.
         relabel: a CSV file of corrected labels, as for train; the images stay as they are.
-        engine: auto, torch, compile, openvino or onnxruntime; auto: the fastest here, by trials.
+        engine: what runs the model; auto: the fastest here, by trials.
         precision: float32, bfloat16 or int8; auto: the fastest with the same predictions.
         calibrate: DATA for int8, such as the training data; its test split is not used.
         json: print JSON, with every class, the confusion matrix and the 50 highest losses.
         confusion: .png, .svg or .csv file for the confusion matrix; rows are true classes.
         predictions: write a row for each image to this .csv file; loss_rank 1 has the highest loss.
-        overwrite: let both replace any file that is not an input; default: only earlier results.
+        overwrite: let both replace existing files that are not inputs.
         trust_code: open an exported .pt2 model, which can run code that is in it.
     """
     from vitkit.exporting.exported_model import evaluate  # here: --help does not wait for torch
@@ -133,25 +115,23 @@ def _check_files(
     predictions: Path | None,
 ) -> None:
     """Raise an error if a file must not be written, before minutes of evaluation."""
-    outputs: list[tuple[str, Path, ResultKind]] = []
-    if confusion is not None:
-        kind = CONFUSION_FILES.get(confusion.suffix.lower())
-        if kind is None:
-            raise SettingError(
-                f"--confusion {confusion}: expected a name that ends in .png, .svg or .csv"
+    if confusion and predictions and confusion.resolve() == predictions.resolve():
+        raise SettingError(
+            f"--confusion and --predictions both name {predictions}; choose another name for one "
+            "of them"
+        )
+    outputs = (
+        ("--confusion", confusion, (".png", ".svg", ".csv")),
+        ("--predictions", predictions, (".csv",)),
+    )
+    for flag, path, endings in outputs:
+        if path is not None:
+            inputs = chain(
+                files_of_checkpoint(checkpoint),
+                filter(None, [relabel]),
+                files_of_data(data, path, data_root=data_root),
             )
-        outputs.append(("--confusion", confusion, kind))
-    if predictions is not None:
-        if confusion is not None and confusion.resolve() == predictions.resolve():
-            raise SettingError(
-                f"--confusion and --predictions both name {predictions}; choose another name for "
-                "one of them"
-            )
-        outputs.append(("--predictions", predictions, PREDICTIONS_FILE))
-    for flag, path, kind in outputs:
-        data_files = files_of_data(data, path, kind, data_root=data_root)
-        inputs = chain(files_of_checkpoint(checkpoint), filter(None, [relabel]), data_files)
-        check_outputs([path], kind, inputs=inputs, overwrite=overwrite, flag=flag)
+            check_outputs([path], endings, inputs=inputs, overwrite=overwrite, flag=flag)
 
 
 def _write_files(
@@ -209,7 +189,7 @@ def _confusion(evaluation: Evaluation, path: Path, title: str) -> bytes:
     """Return the content of the confusion matrix's file, by its ending."""
     classes = evaluation.classes
     if path.suffix.lower() == ".csv":
-        rows: list[list[Any]] = [[CONFUSION_CORNER, *classes]]
+        rows: list[list[Any]] = [[r"true\predicted", *classes]]
         for name, row in zip(classes, evaluation.confusion.tolist(), strict=True):
             rows.append([name, *row])
         return _csv(rows)
@@ -224,8 +204,8 @@ def _confusion(evaluation: Evaluation, path: Path, title: str) -> bytes:
 
     figure = draw_confusion(evaluation.confusion, classes, title)
     if path.suffix.lower() == ".svg":
-        return encode_svg(figure, software=WRITER)
-    return encode_png(figure, software=WRITER)
+        return encode_svg(figure)
+    return encode_png(figure)
 
 
 def _table(evaluation: Evaluation) -> str:

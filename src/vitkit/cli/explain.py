@@ -20,7 +20,7 @@ from vitkit.cli.output import flags, print_now, print_results
 from vitkit.data.images.integrity import IMAGE_ENDINGS
 from vitkit.errors import ImageError, SettingError
 from vitkit.explaining.methods import METHODS, choose_method, method_options
-from vitkit.io.results import check_outputs, json_result
+from vitkit.io.results import check_outputs
 from vitkit.messages import escape, flag_name, percent, plural
 from vitkit.training.config.meaning import Aliases
 
@@ -47,7 +47,6 @@ OF_IMAGES = ("method", "class_name", "layer", "head", "option", "format", "engin
 """Further flags that have no effect with --model."""
 DEFAULT_OUTPUT = "explanations"
 REPORT = "faithfulness.json"
-REPORT_FILE = json_result("a report on faithfulness", ["checkpoint", "images", "methods"])
 EXAMPLES = (
     "vitkit explain runs/photos-vit-1 cat.jpg  # which patches speak for the class",
     "vitkit explain runs/photos-vit-1 cat.jpg --layer 0 --head 2 --output first.png",
@@ -85,7 +84,7 @@ class ExplainCommand:
         format: png or svg, of the figures in a folder.
         split: train, val or test: only this split of datasets and of folders with class folders.
         data_root: folder of the named datasets, or the folder that the paths of a CSV begin at.
-        overwrite: replace any file that is not an input; default: only earlier explanations.
+        overwrite: replace existing files that are not inputs.
         device: cpu, cuda, mps or auto.
         engine: auto runs --faithfulness and occlusion with the fastest kernels here.
         precision: precision of those forward passes.
@@ -160,7 +159,7 @@ def _explain_model(given: ExplainCommand) -> None:
     if found is None:
         then = [("explain", given.checkpoint, "IMAGES", "--model", *flags(output=output))]
     else:
-        usable = StreamedImages(found, strict=given.strict, outputs={})
+        usable = StreamedImages(found, strict=given.strict)
         for _ in usable.with_outputs(measurement.add(usable)):
             pass  # the numbers are sums, which grow with each image
     explanation = measurement.result()
@@ -186,9 +185,8 @@ def _explain_images(given: ExplainCommand) -> None:
     files = _files(given, options, found, inputs)
     report = Path(given.output) / REPORT if given.faithfulness else None
     if report is not None:
-        overwrite = given.overwrite
-        check_outputs([report], REPORT_FILE, inputs=inputs, overwrite=overwrite, flag="--output")
-    images = StreamedImages(found, strict=given.strict, outputs={})
+        check_outputs([report], inputs=inputs, overwrite=given.overwrite, flag="--output")
+    images = StreamedImages(found, strict=given.strict)
     checkpoint, passes = _load(given)
     explained = _Explained(checkpoint, images, files, report, given.class_name, passes)
     explained.write([*METHODS] if given.method == ALL else [given.method], options)
@@ -241,8 +239,8 @@ def _is_file(output: str) -> bool:
     return True
 
 
-def _check_one_file(given: ExplainCommand, count: int | None) -> None:
-    """Refuse one file where several are written; the number of images may be unknown."""
+def _check_one_file(given: ExplainCommand, count: int) -> None:
+    """Refuse one file where several are written."""
     output = given.output
     extras = [flag_name(name) for name in EXTRAS if getattr(given, name)]
     if given.method == ALL:
@@ -261,7 +259,7 @@ def _check_one_file(given: ExplainCommand, count: int | None) -> None:
 def _files(
     given: ExplainCommand, options: Mapping[str, object], images: ImageList, inputs: list[Path]
 ) -> ExplanationFiles:
-    """Return the files to write, checked; of a stream the images are not known yet."""
+    """Return the files to write, checked."""
     # imported here: --help and wrong paths do not wait for torch
     from vitkit.explaining.files import ExplanationFiles
 
@@ -276,8 +274,7 @@ def _files(
         animate=given.animate,
         is_file=is_file,
     )
-    places = [image.place for image in images] if images.total is not None else []
-    files.check(places, inputs, overwrite=given.overwrite)
+    files.check((image.place for image in images), inputs, overwrite=given.overwrite)
     return files
 
 
@@ -350,8 +347,7 @@ class _Explained:
             explainer = ImageExplainer(
                 self.checkpoint, pixels, self.class_name, wanted, self.passes
             )
-            known = self.images.total is not None
-            saved = self.files.save(image.name, image.place, explainer, known=known)
+            saved = self.files.save(image.name, image.place, explainer)
             self.names.append(image.name)
             for method, found in explainer.measured.items():
                 self.measured.setdefault(method, []).append(found)

@@ -6,13 +6,12 @@ import itertools
 import os
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from vitkit.data.images.integrity import IMAGE_ENDINGS
 from vitkit.errors import CheckpointError, DataError, ImageError
-from vitkit.io.results import FileId, ResultKind, file_id, refused_input
 from vitkit.messages import plural, progress_bar
 from vitkit.prediction.find import STDIN, find_images
 from vitkit.prediction.images import FoundImage, ImageList
@@ -45,39 +44,20 @@ def find_arguments(
     Raises:
         DataError: nothing found, or a standard input that no paths can come from.
     """
-    names = list(arguments)
+    names, stdin = list(arguments), None
+    if STDIN in names:
+        if sys.stdin is None or sys.stdin.isatty():  # None where the shell has closed it
+            raise DataError(
+                "-: the standard input is closed or a terminal; send paths to it, one per line, "
+                "such as: find photos -name '*.jpg' | vitkit ..."
+            )
+        stdin = sys.stdin.fileno()
     images = find_images(
-        *names,
-        split=split,
-        data_root=data_root,
-        stdin=_open_stdin() if STDIN in names else None,
-        missing_ok=not strict,
+        *names, split=split, data_root=data_root, stdin=stdin, missing_ok=not strict
     )
     for warning in images.warnings:
         sys.stderr.write(f"vitkit: {warning}\n")
     return images
-
-
-def _open_stdin() -> int:
-    """Return the file descriptor of the standard input.
-
-    Raises:
-        DataError: it is closed, or a terminal.
-    """
-    try:
-        descriptor = sys.stdin.fileno()
-        is_terminal = os.isatty(descriptor)
-        os.fstat(descriptor)
-    except (AttributeError, OSError, ValueError):  # it is None where the shell has closed it
-        raise DataError(
-            "-: the standard input is closed; send paths to it, one per line, or name the images"
-        ) from None
-    if is_terminal:
-        raise DataError(
-            "-: the standard input is a terminal; send paths to it, one per line, such as: "
-            "find photos -name '*.jpg' | vitkit ..."
-        )
-    return descriptor
 
 
 def files_of_checkpoint(checkpoint: str) -> list[Path]:
@@ -86,27 +66,12 @@ def files_of_checkpoint(checkpoint: str) -> list[Path]:
     return [path, path / "model.npz"]
 
 
-def files_of_data(
-    data: str, output: Path, kind: ResultKind, *, data_root: str | None = None
-) -> Iterator[Path]:
-    """Yield the files of DATA that an existing output could be, for `check_outputs`.
-
-    Args:
-        data: as for `open_dataset`.
-        output: the existing file. Inside the folder DATA it counts as a part of the data, unless
-            it is an earlier result.
-        kind: kind of the output.
-        data_root: as for `open_dataset`.
-    """
+def files_of_data(data: str, output: Path, *, data_root: str | None = None) -> Iterator[Path]:
+    """Yield the files of DATA that an existing output could be, for `check_outputs`."""
     source = Path(os.path.expanduser(data))  # as `open_dataset` reads it
     yield source
-    if kind.is_result(output) or not os.path.exists(source):
-        return
-    folder = output.parent.resolve()
-    if source.resolve() in (folder, *folder.parents):
-        yield output
-    # a list, or a link in the folder, may name images anywhere
-    if output.suffix.lower() in IMAGE_ENDINGS:
+    # a list, or a link in a folder, may name images anywhere
+    if output.suffix.lower() in IMAGE_ENDINGS and os.path.exists(source):
         # imported here: --help waits for no data source
         from vitkit.data.sources.open import open_dataset
 
@@ -114,8 +79,7 @@ def files_of_data(
             data, data_root=data_root, ignore_extra_classes=True, follow_links=True
         )
         for split in dataset.splits.values():
-            if (files := split.original().files()) is not None:
-                yield from map(Path, files)
+            yield from map(Path, split.original().files() or ())
 
 
 def refuse_images_first(verb: str, checkpoint: str, others: str) -> None:
@@ -193,17 +157,13 @@ class StreamedImages:
     Args:
         images: the found images.
         strict: stop at the first broken image.
-        outputs: flag -> the file that it names, which will be written; an image that is one of them
-            is refused, also where its path comes from a stream.
 
     Attributes:
         labelled: whether some have a label.
         first: name of the first image that could be used.
     """
 
-    def __init__(
-        self, images: ImageList, *, strict: bool, outputs: Mapping[str, Path | None]
-    ) -> None:
+    def __init__(self, images: ImageList, *, strict: bool) -> None:
         self.total = images.total
         self.labelled = bool(images.classes)
         self.first = ""
@@ -212,22 +172,11 @@ class StreamedImages:
         self.broken = 0
         self._images = images
         self._sent: deque[FoundImage] = deque()
-        self._outputs: dict[FileId, tuple[Path, str]] = {}
-        for flag, path in outputs.items():
-            if path is not None and (identity := file_id(path)):
-                self._outputs[identity] = (path, flag)
 
     def __iter__(self) -> Iterator[FoundImage]:
         for image in self._images:
-            if self._outputs and (identity := file_id(Path(image.name))) in self._outputs:
-                raise refused_input(*self._outputs[identity])
             self._sent.append(image)
             yield image
-
-    @property
-    def is_waiting(self) -> bool:
-        """True if the next image comes from a stream that has not sent its path yet."""
-        return self._images.is_waiting
 
     def with_outputs(
         self, outputs: Iterable[ImageOutput | ImageError]

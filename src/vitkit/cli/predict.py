@@ -7,7 +7,7 @@ import json as json_format
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain
@@ -23,24 +23,20 @@ from vitkit.cli.images import (
 )
 from vitkit.cli.output import flags, print_now, suggest
 from vitkit.engines.registry import EngineChoice, PrecisionChoice
-from vitkit.errors import SettingError
-from vitkit.exporting.artefact import engine_refused, is_artefact, refuse_needless_trust
+from vitkit.exporting.artefact import opens_artefact
 from vitkit.io.atomic import replacing
-from vitkit.io.results import ResultPlaces, check_new_files, check_outputs, csv_result
+from vitkit.io.results import ResultPlaces, check_outputs
 from vitkit.messages import escape, format_table, percent, plural, terminal_width
-from vitkit.prediction.features_file import FEATURES_FILE, write_features
+from vitkit.prediction.features_file import write_features
 from vitkit.process import uncollected_imports
 
 if TYPE_CHECKING:
-    from vitkit.engines.choose import EngineOptions
     from vitkit.prediction.images import FoundImage, ImageList
     from vitkit.prediction.labels import RightAnswers
-    from vitkit.prediction.predictor import Prediction, Predictor
+    from vitkit.prediction.predictor import Prediction
 
 Write: TypeAlias = "Callable[[FoundImage, Prediction], object]"
 CSV_HEADER = ("image", "rank", "label", "probability")
-LABELLED_HEADER = (*CSV_HEADER, "true_label")
-CSV_FILE = csv_result("a table of predictions", CSV_HEADER, LABELLED_HEADER)
 
 EXAMPLES = (
     "vitkit predict runs/photos-vit-1 cat.jpg  # the five most probable classes",
@@ -84,7 +80,7 @@ def predict_command(
         top_k: number of classes to show.
         device: cpu, cuda, mps or auto.
         batch_size: images per batch.
-        engine: auto, torch, compile, openvino or onnxruntime; auto: the fastest here, by trials.
+        engine: what runs the model; auto: the fastest here, by trials.
         precision: float32, bfloat16 or int8; auto: the fastest with the same predictions.
         calibrate: DATA for int8, such as the training data; its test split is not used.
         json: print JSON.
@@ -92,7 +88,7 @@ def predict_command(
         save_images: write each image with its predicted classes as a PNG file in this folder.
         split: train, val or test: only this split of datasets and of folders with class folders.
         data_root: folder of the named datasets, or the folder that the paths of a CSV begin at.
-        overwrite: let --csv and --save-images replace any existing file that is not an input.
+        overwrite: let --csv and --save-images replace existing files that are not inputs.
         strict: stop at the first image that is missing or cannot be used, and write no CSV.
         allow_partial: leave out unknown tensors, initialise missing ones at random; list both.
         trust_code: open an exported .pt2 model, which can run code that is in it.
@@ -102,26 +98,36 @@ def predict_command(
     folder = None if save_images is None else Path(save_images)
     named = [*map(Path, images), *files_of_checkpoint(checkpoint)]
     if table is not None:  # by the names alone: opening a large dataset takes time
-        check_outputs([table], CSV_FILE, inputs=named, overwrite=overwrite, flag="--csv")
+        check_outputs([table], (".csv",), inputs=named, overwrite=overwrite, flag="--csv")
     found = find_arguments(images, split=split, data_root=data_root, strict=strict)
     if folder is not None:
-        _check_drawings(folder, found, named, overwrite=overwrite)
-    refuse_needless_trust(checkpoint, trust_code=trust_code)
-    if is_artefact(checkpoint):
-        plain = (engine, precision, calibrate) == ("auto", "float32", None)
-        if not plain or device not in ("auto", "cpu"):
-            raise engine_refused(checkpoint)
-        predictor, answers = _open_exported(
-            checkpoint, found, batch_size, allow_partial=allow_partial, trust_code=trust_code
-        )
+        places = ResultPlaces(folder, ".png")
+        check_outputs(
+            (places.path(image.place) for image in found),
+            inputs=chain(named, found.files()), overwrite=overwrite, flag="--save-images",
+        )  # fmt: skip
+    plain = (engine, precision, calibrate) == ("auto", "float32", None)
+    plain = plain and device in ("auto", "cpu") and not allow_partial
+    exported = opens_artefact(checkpoint, plain=plain, trust_code=trust_code)
+    options = engine_options(engine, precision, calibrate, data_root, found.total)
+    with uncollected_imports():
+        from vitkit.prediction.labels import RightAnswers, match_labels
+        from vitkit.prediction.predictor import Predictor
+        from vitkit.weights.load import load
+
+    if exported:
+        predictor = Predictor(checkpoint, batch_size=batch_size, trust_code=trust_code)
+        artefact: Any = predictor.forward
+        answers = RightAnswers(match_labels(artefact.description, found.classes))
     else:
-        options = engine_options(engine, precision, calibrate, data_root, found.total)
-        predictor, answers = _open(
-            checkpoint, found, options, device, batch_size, allow_partial=allow_partial
+        loaded = load(checkpoint, strict=not allow_partial)
+        predictor = Predictor.from_checkpoint(
+            loaded, engine=options, device=device, batch_size=batch_size
         )
-    usable = StreamedImages(found, strict=strict, outputs={"--csv": table})
+        answers = RightAnswers(match_labels(loaded, found.classes))
+    usable = StreamedImages(found, strict=strict)
     predictions = usable.with_outputs(predictor.stream(usable, top_k))
-    with _writers(table, folder, found, answers, json=json, overwrite=overwrite) as writers:
+    with _writers(table, folder, found, answers, json=json) as writers:
         for image, prediction in predictions:
             answers.add(image, prediction.label)
             for write in writers:
@@ -132,59 +138,11 @@ def predict_command(
     if folder is not None:
         lines.append(f"wrote {plural(usable.count - usable.broken, 'image')} to {escape(folder)}")
     sys.stderr.writelines(f"{line}\n" for line in lines)  # stdout is for results only
-    _suggest(usable, checkpoint, images, flags(split=split, data_root=data_root))
-    usable.refuse_broken()
-
-
-def _open(
-    path: str,
-    images: ImageList,
-    options: EngineOptions,
-    device: str,
-    batch_size: int,
-    *,
-    allow_partial: bool,
-) -> tuple[Predictor, RightAnswers]:
-    """Return the predictor of a checkpoint, and the counter of right answers."""
-    # imported here, as below: --help and wrong paths do not wait for torch
-    with uncollected_imports():
-        from vitkit.prediction.labels import RightAnswers, match_labels
-        from vitkit.prediction.predictor import Predictor
-        from vitkit.weights.load import load
-
-    loaded = load(path, strict=not allow_partial)
-    predictor = Predictor.from_checkpoint(
-        loaded, engine=options, device=device, batch_size=batch_size
-    )
-    return predictor, RightAnswers(match_labels(loaded, images.classes))
-
-
-def _open_exported(
-    path: str, images: ImageList, batch_size: int, *, allow_partial: bool, trust_code: bool
-) -> tuple[Predictor, RightAnswers]:
-    """Return the predictor of an exported model, and the counter of right answers."""
-    if allow_partial:
-        raise SettingError(
-            f"--allow-partial has no effect: {path} is an exported model, which is whole; "
-            "leave it out"
-        )
-    with uncollected_imports():
-        from vitkit.prediction.labels import RightAnswers, match_names
-        from vitkit.prediction.predictor import Predictor
-
-    predictor = Predictor(path, batch_size=batch_size, trust_code=trust_code)
-    names = match_names(predictor.classes, predictor.classes, images.classes)
-    return predictor, RightAnswers(names)
-
-
-def _suggest(
-    usable: StreamedImages, checkpoint: str, images: tuple[str, ...], chosen: list[str]
-) -> None:
-    """Print the command that could come next; `chosen`: flags that chose images of a dataset."""
     if usable.labelled and len(images) == 1:
-        suggest(("eval", checkpoint, *images, *chosen))
+        suggest(("eval", checkpoint, *images, *flags(split=split, data_root=data_root)))
     elif os.path.isfile(usable.first):
         suggest(("explain", checkpoint, usable.first))
+    usable.refuse_broken()
 
 
 # Writers of predictions: each gets an image with its prediction as soon as it is computed.
@@ -198,7 +156,6 @@ def _writers(
     answers: RightAnswers,
     *,
     json: bool,
-    overwrite: bool,
 ) -> Iterator[list[Write]]:
     """Yield the writers of the table, the drawings and what is printed."""
     # files are completed even if nobody reads stdout
@@ -212,7 +169,7 @@ def _writers(
         elif table is None:
             writers.append(partial(_print, put, terminal_width()))
         if folder is not None:
-            writers.append(_drawer(folder, images, answers, overwrite=overwrite))
+            writers.append(_drawer(folder, answers))
         yield writers
 
 
@@ -221,7 +178,7 @@ def _csv(path: Path, has_labels: bool) -> Iterator[Write]:
     """Write a CSV file row by row; it is renamed into place at the end."""
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv_format.writer(file, lineterminator="\n")
-        writer.writerow(LABELLED_HEADER if has_labels else CSV_HEADER)
+        writer.writerow([*CSV_HEADER, *(["true_label"] if has_labels else [])])
 
         def write(image: FoundImage, prediction: Prediction) -> None:
             true_label = [image.label] if has_labels else []
@@ -287,32 +244,14 @@ def _bar(share: float, width: int) -> str:
     return "█" * whole + EIGHTHS[eighths]
 
 
-def _check_drawings(
-    folder: Path, images: ImageList, inputs: Iterable[Path], *, overwrite: bool
-) -> None:
-    """Raise `OutputError` if a drawing would replace a file that it must not."""
-    places = ResultPlaces(folder, ".png")
-    check_new_files(
-        (places.path(image.place) for image in images) if images.total is not None else (),
-        inputs=chain(inputs, images.files()),
-        overwrite=overwrite,
-        flag="--save-images",
-    )
-
-
-def _drawer(folder: Path, images: ImageList, answers: RightAnswers, *, overwrite: bool) -> Write:
-    """Write a drawing of each image into a folder.
-
-    Of a stream the files are not known before, so that only earlier drawings are replaced.
-    """
-    from vitkit.prediction.drawing import DRAWING_FILE, draw_prediction, save_drawing
+def _drawer(folder: Path, answers: RightAnswers) -> Write:
+    """Write a drawing of each image into a folder."""
+    from vitkit.prediction.drawing import draw_prediction, save_drawing
 
     places = ResultPlaces(folder, ".png")
 
     def write(image: FoundImage, prediction: Prediction) -> None:
         path = places.path(image.place)
-        if images.total is None and not (overwrite and DRAWING_FILE.is_result(path)):
-            check_new_files([path], inputs=(), overwrite=False, flag="--save-images")
         is_right = answers.is_right(image, prediction.label)
         drawing = draw_prediction(
             image.read(), prediction, true_label=image.label, is_right=is_right
@@ -350,19 +289,19 @@ def embed_command(
         out: the .npz file to write.
         device: cpu, cuda, mps or auto.
         batch_size: images per batch.
-        engine: auto, torch, compile, openvino or onnxruntime; auto: the fastest here, by trials.
+        engine: what runs the model; auto: the fastest here, by trials.
         precision: float32, bfloat16 or int8; auto: the fastest with the same predictions.
         calibrate: DATA for int8, such as the training data; its test split is not used.
         split: train, val or test: only this split of datasets and of folders with class folders.
         data_root: folder of the named datasets, or the folder that the paths of a CSV begin at.
-        overwrite: replace any existing file that is not an input; default: only earlier features.
+        overwrite: replace an existing file that is not an input.
         strict: stop at the first image that is missing or cannot be used, and write nothing.
     """
     path = Path(out)
     refuse_images_first("embed", checkpoint, "IMAGES")
     # by the names alone: opening a large dataset takes time
     named = [*map(Path, images), *files_of_checkpoint(checkpoint)]
-    check_outputs([path], FEATURES_FILE, inputs=named, overwrite=overwrite, flag="--out")
+    check_outputs([path], (".npz",), inputs=named, overwrite=overwrite, flag="--out")
     found = find_arguments(images, split=split, data_root=data_root, strict=strict)
     options = engine_options(engine, precision, calibrate, data_root, found.total)
     with uncollected_imports():
@@ -372,7 +311,7 @@ def embed_command(
     predictor = feature_predictor(
         load(checkpoint), device=device, batch_size=batch_size, options=options
     )
-    usable = StreamedImages(found, strict=strict, outputs={"--out": path})
+    usable = StreamedImages(found, strict=strict)
     features = usable.with_outputs(predictor.outputs(usable))
     count, width = write_features(path, features, has_labels=bool(found.classes))
     size = f"{plural(count, 'image')} x {plural(width, 'feature')}"

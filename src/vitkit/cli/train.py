@@ -18,7 +18,7 @@ from vitkit.cli.arguments import (
 from vitkit.cli.output import flags, print_results
 from vitkit.errors import SettingError, VitkitError
 from vitkit.io.atomic import write_bytes
-from vitkit.io.results import check_outputs, png_result
+from vitkit.io.results import check_outputs
 from vitkit.training.config.meaning import Settings
 from vitkit.training.config.merging import layered
 from vitkit.training.config.train_config import SECTIONS, TrainConfig
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 BATCH_FIGURE = "show-batch.png"
 """The file of `--show-batch`, in the working folder."""
-BATCH_WRITER = "vitkit train --show-batch"
-BATCH_FILE = png_result("a figure of a training batch", BATCH_WRITER)
 MOST_SHOWN = 64
 """Images of a batch in the figure."""
 
@@ -44,14 +42,12 @@ def _write_batch_figure(config: TrainConfig) -> None:
     from vitkit.cli.images import files_of_data
 
     path = Path(BATCH_FIGURE)
-    inputs = files_of_data(config.data, path, BATCH_FILE, data_root=config.data_root)
-    check_outputs(
-        [path], BATCH_FILE, inputs=inputs, overwrite=config.overwrite, flag="--show-batch"
-    )
+    inputs = files_of_data(config.data, path, data_root=config.data_root)
+    check_outputs([path], inputs=inputs, overwrite=config.overwrite, flag="--show-batch")
     from vitkit.plots.figure import SCREEN_DPI, encode_png
 
     figure = draw_batch(config, MOST_SHOWN)
-    write_bytes(path, encode_png(figure, software=BATCH_WRITER, dpi=SCREEN_DPI))
+    write_bytes(path, encode_png(figure, dpi=SCREEN_DPI))
     lines = figure.texts[0].get_text().split("\n")
     print_results(*lines, f"images: {path.absolute()}")
 

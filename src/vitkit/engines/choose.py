@@ -12,7 +12,6 @@ import json
 import logging
 import math
 import os
-import platform
 import shutil
 import time
 import timeit
@@ -54,7 +53,7 @@ from vitkit.io.caches import cache_folder, caching, is_whole, weights_fingerprin
 from vitkit.messages import plural
 from vitkit.models.vit import ViT
 from vitkit.other_names import refuse_moved_keywords
-from vitkit.process import ChildError, run_in_child
+from vitkit.process import ChildError, NotSentError, available_cores, run_in_child
 from vitkit.weights.checkpoint import Checkpoint, stored_object
 from vitkit.weights.formats.vitkit import as_saved
 
@@ -173,10 +172,8 @@ def engine_of(
     size = checkpoint.preprocess.image_size
     request = EngineRequest(model, size, device=place, calibration=calibration)
     if len(pairs) == 1 and pairs[0][0] == OWN:
-        return _build(request, *pairs[0])
-    images = options.images
-    if images is None:
-        images = USUAL_IMAGES
+        return build_requested(OWN, replace(request, precision=pairs[0][1]))
+    images = USUAL_IMAGES if options.images is None else options.images
     if place != CPU or (_may_be_own(options) and images < FEW_IMAGES):
         return _untried(request, options, SHORT)
     return _by_trials(request, pairs, samples, options, images)
@@ -230,23 +227,16 @@ def _may_be_own(options: EngineOptions) -> bool:
     return options.engine == "auto" and options.precision != "int8"
 
 
-def _build(request: EngineRequest, name: str, precision: str) -> Engine:
-    return build_requested(name, replace(request, precision=precision))
-
-
 def _untried(request: EngineRequest, options: EngineOptions, why: str) -> Engine:
     """Return the model itself, or a named engine, without a trial; report it for `auto`."""
-    precision = options.precision
-    if precision == "auto":
-        precision = "float32"
+    if options.precision != "auto":
+        request = replace(request, precision=options.precision)
+    else:
         options.report(
             f"precision auto: float32 without a trial, as {why}; pass --precision bfloat16 to use "
             "it"
         )
-    name = options.engine
-    if name == "auto":
-        name = OWN
-    return _build(request, name, precision)
+    return build_requested(OWN if options.engine == "auto" else options.engine, request)
 
 
 def _by_trials(
@@ -257,11 +247,10 @@ def _by_trials(
     images: int,
 ) -> Engine:
     """Return the fastest of several engines for a number of images, by trials that are kept."""
-    folder = _model_folder(request)
+    request = replace(request, folder=_model_folder(request))
     try:
-        as_saved(request.model, Path("the model"))  # else its weights alone do not tell what it is
-        refuse_unwritable(folder / TRIALS_FILE)
-    except (CheckpointError, OutputError) as error:
+        found = _trials(request, pairs, samples, options, images)
+    except (CheckpointError, OutputError, NotSentError) as error:
         if not _may_be_own(options):
             raise SettingError(
                 f"engine {options.engine} cannot be tried: {error}; VITKIT_CACHE names the folder "
@@ -269,32 +258,53 @@ def _by_trials(
             ) from None
         options.report(f"no engine is tried: {error}")
         return _untried(request, options, "none is tried")
-    request = replace(request, folder=folder)
-    kept = _read_trials(folder)
-    usable = [pair for pair in pairs if pair in kept and kept[pair].usable]
-    # what has failed before is tried again where it is asked for by name
-    if not kept.keys() >= set(pairs) or not (usable or _may_be_own(options)):
-        if samples is None:
-            channels = request.model.spec.in_channels
-            samples = sample_images(TRIAL_BATCH, channels, request.image_size)
-        expected, seconds = _own_logits(request, samples)
-        if _may_be_own(options) and images * seconds < WORTH_SECONDS:
-            return _untried(request, options, SHORT)
-        options.report(
-            f"trying {plural(len(pairs), 'engine')} on this model, once on this machine; it takes "
-            "up to minutes"
-        )
-        for pair in pairs:
-            kept[pair] = _try(request, pair, samples, expected, seconds)
-        _write_trials(folder, kept)
-        options.report(_report_line(map(kept.__getitem__, pairs)))
-    best = min((kept[pair] for pair in pairs), key=lambda trial: trial.seconds(images))
-    if best.usable:
-        return _build(request, best.engine, best.precision)
+    if not found:
+        return _untried(request, options, SHORT)
+    best = min((found[pair] for pair in pairs), key=lambda trial: trial.seconds(images))
+    if not best.reason:
+        return build_requested(best.engine, replace(request, precision=best.precision))
     if _may_be_own(options):  # what failed may be the child processes
         return _untried(request, options, "all trials have failed")
     reason = f"{best.engine} {best.precision}: {best.reason}"
     raise SettingError(f"no engine can be used here ({reason}); pass --engine {OWN}")
+
+
+def _trials(
+    request: EngineRequest,
+    pairs: list[Pair],
+    samples: Tensor | None,
+    options: EngineOptions,
+    images: int,
+) -> dict[Pair, Trial]:
+    """Return the trials of the model, kept or made now; none where they would not pay off.
+
+    Raises:
+        CheckpointError: a model that its weights alone do not describe.
+        NotSentError: a model that no child process can read.
+        OutputError: the cache cannot be written.
+    """
+    assert request.folder is not None
+    as_saved(request.model, Path("the model"))
+    refuse_unwritable(request.folder / TRIALS_FILE)
+    kept = _read_trials(request.folder)
+    usable = any(pair in kept and not kept[pair].reason for pair in pairs)
+    # what has failed before is tried again where it is asked for by name
+    if kept.keys() >= set(pairs) and (usable or _may_be_own(options)):
+        return kept
+    if samples is None:
+        samples = sample_images(TRIAL_BATCH, request.model.spec.in_channels, request.image_size)
+    expected, seconds = _own_logits(request.model, samples)
+    if _may_be_own(options) and images * seconds < WORTH_SECONDS:
+        return {}
+    options.report(
+        f"trying {plural(len(pairs), 'engine')} on this model, once on this machine; it takes up "
+        "to minutes"
+    )
+    for pair in pairs:
+        kept[pair] = _try(request, pair, samples, expected, seconds)
+    _write_trials(request.folder, kept)
+    options.report(_report_line(map(kept.__getitem__, pairs)))
+    return kept
 
 
 def headless(model: ViT) -> ViT:
@@ -314,17 +324,12 @@ TRIAL_BATCH = 8
 """Images of the batch that is timed, and the number of images where the user gives none."""
 REPEATS = 3
 """Runs of that batch, of which the fastest counts: other work only adds to a run."""
-LONGEST = 120.0
-COMPILING = 180.0
-"""Seconds for a start, and more for a compiler: on a busy machine a model takes over a minute."""
-SLOWEST = 20
-"""How many times as long as torch an image may take before a trial is ended."""
+START_SECONDS, SLOWEST = 300.0, 20
+"""Seconds that a start may take, and how many times as long as torch an image may take."""
 CALIBRATION_PASSES = 4
 """How often the calibration of int8 runs its images, at most."""
-FLOAT32_BOUND = 1e-4
-"""Largest difference of a logit, as a share of the largest logit (at least 1)."""
-COSINE_BOUNDS = {"bfloat16": 0.999, "int8": 0.99}
-"""Smallest cosine of an image's logits with those of float32."""
+BOUNDS = {"float32": 1e-4, "bfloat16": 0.045, "int8": 0.14}
+"""Precision -> the largest error of an image's logits, as `disagreement` measures it."""
 
 
 def disagreement(
@@ -332,27 +337,21 @@ def disagreement(
 ) -> str:
     """Return why logits are not good enough for a precision; empty if they are.
 
+    The error of an image is the distance of its logits from those expected, over their length, or
+    over 1 if that is less.
+
     Args:
         logits: of the same images as those expected.
         expected: torch's in float32.
         precision: precision that the logits were computed in.
     """
-    logits, expected = logits.double().cpu(), expected.double().cpu()
-    if not torch.isfinite(logits).all():
-        return "its logits are NaN or infinite"
-    if precision == "float32":
-        difference = float((logits - expected).abs().max())
-        bound = FLOAT32_BOUND * max(1.0, float(expected.abs().max()))
-        if difference > bound:
-            return f"its logits differ by {difference:.2g}; at most {bound:.2g} is expected"
+    distance = (logits.double().cpu() - expected.double().cpu()).norm(dim=1)
+    error = float((distance / expected.norm(dim=1).clamp(min=1.0)).max())
+    if error <= BOUNDS[precision]:  # not NaN
         return ""
-    cosine = float(F.cosine_similarity(logits, expected, dim=1).min())
-    if cosine < COSINE_BOUNDS[precision]:
-        return (
-            f"its logits have a cosine similarity of {cosine:.4f} with those of float32; at least "
-            f"{COSINE_BOUNDS[precision]} is expected"
-        )
-    return ""
+    return (
+        f"its logits differ by {error:.2g} of their size; at most {BOUNDS[precision]} is expected"
+    )
 
 
 @dataclass(frozen=True)
@@ -374,11 +373,6 @@ class Trial:
     image_seconds: float = 0.0
     reason: str = ""
 
-    @property
-    def usable(self) -> bool:
-        """True if the engine ran and its logits agree."""
-        return not self.reason
-
     def seconds(self, images: int) -> float:
         """Return the expected time for a number of images; infinite if it cannot be used."""
         if self.reason:
@@ -386,14 +380,17 @@ class Trial:
         return self.start_seconds + images * self.image_seconds
 
 
-def _own_logits(request: EngineRequest, images: Tensor) -> tuple[Float[Tensor, "N K"], float]:
-    """Return torch's logits on the processor, and the seconds of an image."""
-    model = on_device(request.model, CPU)
-    images = images.to(next(model.parameters()).dtype)
-    start = time.perf_counter()
+def _own_logits(model: ViT, images: Tensor) -> tuple[Float[Tensor, "N K"], float]:
+    """Return torch's logits in float32 on the processor, and the model's seconds of an image."""
+    model = on_device(model, CPU)
+    dtype = next(model.parameters()).dtype
     with torch.inference_mode():
-        logits = torch.cat([model(part).float() for part in images.split(TRIAL_BATCH)])
-    return logits, (time.perf_counter() - start) / len(images)
+        start = time.perf_counter()
+        logits = torch.cat([model(part.to(dtype)) for part in images.split(TRIAL_BATCH)])
+        seconds = (time.perf_counter() - start) / len(images)
+        if dtype != torch.float32:
+            logits = copy.deepcopy(model).float()(images)
+    return logits, seconds
 
 
 def _try(
@@ -404,10 +401,12 @@ def _try(
     passes = len(images) + (REPEATS + 2) * TRIAL_BATCH
     if precision == "int8" and request.calibration is not None:
         passes += CALIBRATION_PASSES * len(request.calibration)
-    limit = LONGEST + COMPILING * ENGINES[name].compiles + SLOWEST * passes * own_seconds
+    limit = START_SECONDS + SLOWEST * passes * own_seconds
     request = replace(request, precision=precision)
     try:
         return run_in_child(try_engine, name, request, images, expected, seconds=limit)
+    except NotSentError:  # about the model, and not the engine
+        raise
     except ChildError as error:
         return Trial(name, precision, reason=str(error))
 
@@ -438,15 +437,15 @@ def try_engine(name: str, request: EngineRequest, images: Tensor, expected: Tens
 def _report_line(trials: Iterable[Trial]) -> str:
     """Return the result of trials in one line, the fastest first.
 
-    Such as `engines: openvino float32 29.1 images/s, torch float32 13.9 images/s, compile float32:
-    no answer in 320 s`.
+    Such as `engines: NAME float32 29.1 images/s, OTHER float32: no answer in 320 s`.
     """
     parts = []
     for trial in sorted(trials, key=lambda trial: (trial.reason, trial.image_seconds)):
-        found = f": {trial.reason}"
-        if trial.usable:
-            found = f" {1 / trial.image_seconds:.1f} images/s"
-        parts.append(f"{trial.engine} {trial.precision}{found}")
+        words = f"{trial.engine} {trial.precision}"
+        if trial.reason:
+            parts.append(f"{words}: {trial.reason}")
+        else:
+            parts.append(f"{words} {1 / trial.image_seconds:.1f} images/s")
     line = f"engines: {', '.join(parts)}"
     for kind in KINDS:
         if kind.missing():
@@ -456,7 +455,7 @@ def _report_line(trials: Iterable[Trial]) -> str:
 
 # The cache of trials and converted models: a folder for each model, machine and version.
 
-CACHE_VERSION = 2
+CACHE_VERSION = 3
 """Changes when trials or converted models of an earlier vitkit must not be used."""
 MOST_BYTES = 5 * 2**30
 """Size of all converted models that are kept; the ones used longest ago go first."""
@@ -472,16 +471,13 @@ def _model_folder(request: EngineRequest) -> Path:
     weights = {name: tensor.detach() for name, tensor in request.model.state_dict().items()}
     if request.calibration is not None:
         weights["calibration"] = request.calibration
-    cores: Iterable[int] = range(os.cpu_count() or 1)
-    if hasattr(os, "sched_getaffinity"):
-        cores = os.sched_getaffinity(0)
     facts = (
         CACHE_VERSION,
         weights_fingerprint(weights),
         request.model.spec.to_json(),
         request.image_size,
-        _processor(),
-        sorted(cores),
+        torch.backends.cpu.get_cpu_capability(),
+        available_cores(),
         request.threads,
         _versions(),
     )
@@ -491,20 +487,11 @@ def _model_folder(request: EngineRequest) -> Path:
 
 def _versions() -> dict[str, str]:
     """Return the versions of torch and of the runtimes that are installed; none is imported."""
-    found = {"torch": str(torch.__version__)}
-    for package in sorted({*QUANTISERS}.union(*(kind.packages for kind in KINDS))):
+    found = {}
+    for package in sorted({"torch", *QUANTISERS}.union(*(kind.packages for kind in KINDS))):
         with contextlib.suppress(PackageNotFoundError):
             found[package] = version(package)
     return found
-
-
-def _processor() -> str:
-    """Return the name and the instructions of the processor, as far as the system tells them."""
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        keys = ("model name", "flags", "Features")
-        return "\n".join(sorted({line for line in lines if line.startswith(keys)}))
-    return f"{platform.machine()} {platform.processor()}"
 
 
 def _read_trials(folder: Path) -> dict[Pair, Trial]:
@@ -535,7 +522,7 @@ def _write_trials(folder: Path, trials: dict[Pair, Trial]) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-# Images: of the user's, and noise with the statistics of photographs.
+# Images: of the user's, and noise.
 
 FEWEST_IMAGES = 16
 """Least images for int8, to measure the range of each activation."""
@@ -591,14 +578,10 @@ def calibration_images(
     return list(map(images.read, chosen.tolist())), dataset.name, name
 
 
-DECAY = 1.0
-"""The amplitude of a spatial frequency f is 1 / f in photographs (Field, 1987)."""
-
-
 def sample_images(
     count: int, channels: int, image_size: tuple[int, int], seed: int = 0
 ) -> Float[Tensor, "B C H W"]:
-    """Return noise of mean 0 and deviation 1 with the spectrum of photographs (B, C, H, W).
+    """Return smooth noise of mean 0 and deviation 1 (B, C, H, W).
 
     White noise would not do: a model sees the same grey in every patch of it.
 
@@ -608,12 +591,9 @@ def sample_images(
         image_size: (H, W) in pixels.
         seed: seed of the noise.
     """
-    height, width = image_size
     generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(count, channels, height, width, generator=generator)
-    rows = torch.fft.fftfreq(height)[:, None] * height
-    columns = torch.fft.rfftfreq(width)[None, :] * width
-    frequency = (rows**2 + columns**2).sqrt().clamp(min=1.0)
-    images = torch.fft.irfft2(torch.fft.rfft2(noise) / frequency**DECAY, s=image_size)
-    mean, std = images.mean((2, 3), keepdim=True), images.std((2, 3), keepdim=True)
+    rows, columns = (2 + side // 8 for side in image_size)
+    noise = torch.randn(count, channels, rows, columns, generator=generator)
+    images = F.interpolate(noise, image_size, mode="bicubic")
+    std, mean = torch.std_mean(images, (2, 3), keepdim=True)
     return (images - mean) / (std + 1e-6)

@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
-from vitkit.errors import OutputError, SettingError
+from vitkit.errors import SettingError
 from vitkit.explaining.methods import METHODS
-from vitkit.io.results import ResultKind, png_result, svg_result
+from vitkit.io.results import check_outputs
 from vitkit.messages import percent
 from vitkit.plots.html import html_image
 from vitkit.plots.overlay import STRENGTH, ColourScale, Viewport, box, enlarge, outline, place_grid
@@ -31,11 +31,6 @@ LARGEST_SIDE = 2048
 """Pixels: overlays are scaled to sides between these, so that they are visible on a screen."""
 WRITER = "vitkit explain"
 """Text in the PNG and SVG files of explanations."""
-EXPLANATION_FILES: Mapping[str, ResultKind] = {
-    ".png": png_result("an explanation", WRITER),
-    ".svg": svg_result("an explanation", WRITER),
-}
-"""Ending of a file -> how an earlier explanation is recognised."""
 
 
 @dataclass(frozen=True)
@@ -199,16 +194,16 @@ class Explanation:
         A PNG file has all pixels of the image, of sides up to 2,048 pixels.
 
         Args:
-            path: ends in .png or .svg; an earlier explanation is replaced.
-            overwrite: also replace any other file.
+            path: ends in .png or .svg.
+            overwrite: replace an existing file.
 
         Raises:
-            OutputError: another ending, a file that is not an explanation by vitkit, or a path
-                that cannot be written.
+            OutputError: another ending, an existing file, or a path that cannot be written.
         """
         from vitkit.plots.figure import save_figure
 
-        path = writable_path(path, overwrite=overwrite)
+        path = Path(path)
+        check_outputs([path], (".png", ".svg"), overwrite=overwrite, flag="path")
         save_figure(self.plot(), path, WRITER)
         return path
 
@@ -302,32 +297,3 @@ def heatmap_over(
         return np.zeros(size, np.float32)
     # non-finite values are like the outside: no colour
     return np.where(np.isfinite(heat), (heat - low) / (high - low), 0).astype(np.float32)
-
-
-def writable_path(
-    path: str | os.PathLike[str],
-    kinds: Mapping[str, ResultKind] = EXPLANATION_FILES,
-    *,
-    overwrite: bool,
-) -> Path:
-    """Return the path of a result that may be written.
-
-    Args:
-        path: path of the file.
-        kinds: ending -> how an earlier result is recognised.
-        overwrite: also replace any other file.
-
-    Raises:
-        OutputError: another ending, or an existing file that is no earlier result, unless
-            `overwrite` is true.
-    """
-    path = Path(path)
-    kind = kinds.get(path.suffix.lower())
-    if kind is None:
-        raise OutputError(f"{path}: expected a name that ends in {' or '.join(kinds)}")
-    if os.path.lexists(path) and not overwrite and not kind.is_result(path):
-        raise OutputError(
-            f"{path}: this file exists and is not {kind.name} by vitkit; choose another name, "
-            "or replace it with overwrite=True"
-        )
-    return path

@@ -15,12 +15,12 @@ from PIL import Image
 from vitkit.data.images.preprocess import fit
 from vitkit.errors import MissingExtraError, SettingError
 from vitkit.explaining.explain import ImageExplainer
-from vitkit.explaining.explanation import EXPLANATION_FILES, WRITER, Explanation, writable_path
+from vitkit.explaining.explanation import WRITER, Explanation
 from vitkit.explaining.faithfulness import TERMS
 from vitkit.explaining.methods import METHODS
 from vitkit.explaining.methods.attention import attention_of_heads, rollout_over_depth
 from vitkit.io.atomic import write_bytes
-from vitkit.io.results import ResultKind, ResultPlaces, check_outputs
+from vitkit.io.results import ResultPlaces, check_outputs
 from vitkit.plots.html import html_image, page_templates, render_page
 from vitkit.plots.overlay import ColourScale, enlarge, place_grid
 
@@ -45,22 +45,6 @@ TILE = 112
 """Pixels of a map of the sheet, on its longer side, at least half and at most twice as many."""
 LARGEST_TILE, SHEET_WIDTH = 0.9, 6.4
 """Inches of the longer side of such a map at most, and of all maps of a row."""
-
-
-def _is_animation(path: Path) -> bool:
-    with path.open("rb") as file:
-        head = file.read(2048)
-    return head.startswith(b"GIF8") and WRITER.encode() in head
-
-
-def _is_page(path: Path) -> bool:
-    with path.open("rb") as file:
-        return f'<meta name="generator" content="{WRITER}">'.encode() in file.read(1024)
-
-
-ANIMATION_FILE = ResultKind("an animation", GIF, _is_animation)
-PAGE_FILE = ResultKind("a page of explanations", ".html", _is_page)
-FILE_KINDS = {**EXPLANATION_FILES, GIF: ANIMATION_FILE, ".html": PAGE_FILE}
 
 
 class ExplanationFiles:
@@ -119,24 +103,23 @@ class ExplanationFiles:
         Args:
             images: places of those that will be explained, as for `save`.
             inputs: files that are never replaced.
-            overwrite: replace other files, not only earlier explanations.
+            overwrite: replace existing files that are not inputs.
         """
         places = ResultPlaces(self.folder, "")
         paths = [self.folder / PAGE] if self.every else []
         for place in images:
             paths += self._files(places.path(place))
-        self._check(paths, [*inputs], overwrite=overwrite)
+        check_outputs(paths, inputs=inputs, overwrite=overwrite, flag="--output")
 
     def save(
-        self, name: str, place: PurePath, explainer: ImageExplainer, *, known: bool = True
+        self, name: str, place: PurePath, explainer: ImageExplainer
     ) -> tuple[Explanation, Path]:
-        """Explain an image, and write its files over those that are there.
+        """Explain an image, and write its files.
 
         Args:
             name: path or address of the image.
             place: a relative path for its results, such as `cats/1.jpg`.
             explainer: explainer of the image.
-            known: whether `check` has seen the image; of another one the files are checked now.
 
         Returns:
             The first explanation, and the file or the folder that has the figures.
@@ -144,12 +127,10 @@ class ExplanationFiles:
         Raises:
             SettingError: the model can carry no method that was asked for, or an option has a
                 value that does not exist.
-            OutputError: a file of an image that `check` has not seen must not be written.
+            OutputError: a file cannot be written.
         """
         stem = self._places.path(place)
         files = self._files(stem)
-        if not known:
-            self._check(files, [Path(name)], overwrite=False)
         if self.every:
             explanation, path = self._save_every(stem, name, explainer), stem
         else:
@@ -196,11 +177,6 @@ class ExplanationFiles:
             place = self.folder / SHEETS / stem.relative_to(self.folder)
             files.append(place.with_name(f"{stem.name}{self.ending}"))
         return files
-
-    def _check(self, paths: Sequence[Path], inputs: Sequence[Path], *, overwrite: bool) -> None:
-        for ending, kind in FILE_KINDS.items():
-            same = [path for path in paths if path.suffix.lower() == ending]
-            check_outputs(same, kind, inputs=inputs, overwrite=overwrite, flag="--output")
 
     def _save_every(self, stem: Path, name: str, explainer: ImageExplainer) -> Explanation:
         """Write the map of each method that the model can carry; return the first."""
@@ -309,14 +285,14 @@ class Animation:
         """Write the animation as a GIF file.
 
         Args:
-            path: ends in .gif; an earlier animation is replaced.
-            overwrite: also replace any other file.
+            path: ends in .gif.
+            overwrite: replace an existing file.
 
         Raises:
-            OutputError: another ending, a file that is not an animation by vitkit, or a path that
-                cannot be written.
+            OutputError: another ending, an existing file, or a path that cannot be written.
         """
-        path = writable_path(path, {GIF: ANIMATION_FILE}, overwrite=overwrite)
+        path = Path(path)
+        check_outputs([path], (GIF,), overwrite=overwrite, flag="path")
         write_bytes(path, self.encode())
         return path
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from vitkit.errors import MODEL, CheckpointError, SettingError, check_type
 from vitkit.explaining.methods.attention import attention
 from vitkit.io.atomic import write_bytes
-from vitkit.io.results import check_outputs, json_result, png_result, svg_result
+from vitkit.io.results import check_outputs
 from vitkit.messages import plural
 from vitkit.models.attention import Heads, Mask, attention_weights
 from vitkit.models.embedding import HybridEmbedding, NormedPatchEmbedding
@@ -40,13 +40,6 @@ WRITER = "vitkit explain --model"
 """Text in the files of a model's explanation that names their writer."""
 PANELS = ("filters", "positions", "distance")
 """Names of the panels, and of their files."""
-KEYS = ("model", "images", "filters", "positions", "depth", "artefacts", "notes")
-"""Keys of the file with the numbers."""
-FILE_KINDS = (
-    png_result("an explanation", WRITER),
-    svg_result("an explanation", WRITER),
-    json_result("an explanation", KEYS),
-)
 WEIGHTS_AT_ONCE, LARGEST_BATCH = 2**25, 64
 """Attention weights of one layer that a batch may have, 128 MB, and images of it."""
 MOST_FILTERS = 28
@@ -264,14 +257,14 @@ class ModelExplanation:
         """Write each figure and the sheet as PNG and SVG, and the numbers as JSON.
 
         Args:
-            folder: made if it does not exist. Earlier results of the same names are replaced.
-            overwrite: replace files of these names that are no earlier results, too.
+            folder: made if it does not exist.
+            overwrite: replace existing files of these names.
 
         Returns:
             The files: the sheet's first, then those of each panel, `numbers.json` last.
 
         Raises:
-            OutputError: a file that is no earlier result, or a folder that cannot be written.
+            OutputError: an existing file, or a folder that cannot be written.
             SettingError: a model without any figure, as its `notes` say.
         """
         from vitkit.plots.figure import encode_png, encode_svg
@@ -357,18 +350,16 @@ def check_model_files(
     Args:
         folder: where they are.
         panels: names of the figures, beside the sheet.
-        overwrite: replace files that are no earlier results, too.
+        overwrite: replace existing files that are not inputs.
         inputs: files that are never replaced.
         flag: flag that named the folder.
 
     Raises:
-        OutputError: a file that is no earlier result, or a folder that cannot be written.
+        OutputError: an existing file, or a folder that cannot be written.
     """
     figures = [folder / f"{name}{end}" for name in ("sheet", *panels) for end in (".png", ".svg")]
     files = (*figures, folder / "numbers.json")
-    for kind in FILE_KINDS:
-        matching = [path for path in files if path.suffix == kind.ending]
-        check_outputs(matching, kind, inputs=inputs, overwrite=overwrite, flag=flag)
+    check_outputs(files, inputs=inputs, overwrite=overwrite, flag=flag)
     return files
 
 

@@ -27,28 +27,31 @@ def is_artefact(path: str | PathLike[str]) -> bool:
     return fspath(path).lower().endswith(tuple(ENDINGS.values()))
 
 
-def engine_refused(path: str | PathLike[str]) -> SettingError:
-    """Return the error for engine flags, which do not apply to an exported model."""
-    return SettingError(
-        f"{fspath(path)} is an exported model, which has its runtime and precision and runs on the "
-        "CPU; leave out --engine, --precision, --calibrate and --device"
-    )
-
-
-def refuse_needless_trust(model: object, *, trust_code: bool) -> None:
-    """Raise `SettingError` for `--trust-code` with a file that runs no code.
+def opens_artefact(model: object, *, plain: bool, trust_code: bool) -> bool:
+    """Return True for the path of an exported model; refuse flags that do not apply to a model.
 
     Args:
         model: a path; anything else has been opened already.
-        trust_code: the flag.
+        plain: no engine, precision, images to calibrate with, device or partial weights are asked
+            for; an exported model has its own.
+        trust_code: the flag `--trust-code`.
+
+    Raises:
+        SettingError: `--trust-code` with a file that runs no code, or flags of a checkpoint.
     """
-    if not trust_code or not isinstance(model, str | PathLike):
-        return
-    if not fspath(model).lower().endswith(ENDINGS["torch"]):
+    if not isinstance(model, str | PathLike):
+        return False
+    path = fspath(model)
+    if trust_code and not path.lower().endswith(ENDINGS["torch"]):
         raise SettingError(
-            f"--trust-code has no effect: {fspath(model)} is not a .pt2 file and runs no code; "
-            "leave it out"
+            f"--trust-code has no effect: {path} is not a .pt2 file and runs no code; leave it out"
         )
+    if is_artefact(path) and not plain:
+        raise SettingError(
+            f"{path} is an exported model, which is whole, has its runtime and precision and runs "
+            "on the CPU; leave out --engine, --precision, --calibrate, --device and --allow-partial"
+        )
+    return is_artefact(path)
 
 
 ARTEFACT_VERSION = 1

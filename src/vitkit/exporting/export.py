@@ -41,7 +41,7 @@ from vitkit.exporting.files import (
 from vitkit.exporting.graph import DTYPES
 from vitkit.io.atomic import output_error, sync, sync_folder
 from vitkit.io.caches import file_sha256
-from vitkit.io.results import check_new_files
+from vitkit.io.results import check_outputs
 from vitkit.messages import did_you_mean, plural
 from vitkit.other_names import refuse_moved_keywords
 from vitkit.weights.checkpoint import Checkpoint
@@ -190,7 +190,8 @@ def export(
         )  # fmt: skip
         _check_choice(choice, out)
         checkpoint = as_checkpoint(checkpoint)
-        check_new_files(_files(out), inputs=_inputs(checkpoint), overwrite=overwrite, flag="OUT")
+        inputs = _inputs(checkpoint)
+        check_outputs(_files(out), inputs=inputs, overwrite=overwrite, flag="OUT")
         if checkpoint.model.spec.num_classes == 0:
             raise CheckpointError(
                 f"{checkpoint.path or 'this model'} has no head and predicts no classes; "

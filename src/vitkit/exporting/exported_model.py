@@ -19,7 +19,7 @@ from vitkit.data.datasets.split import Split
 from vitkit.data.images.preprocess import fit, normalise
 from vitkit.engines.choose import EngineOptions
 from vitkit.errors import SettingError, check_type
-from vitkit.exporting.artefact import engine_refused, is_artefact, refuse_needless_trust
+from vitkit.exporting.artefact import is_artefact, opens_artefact
 from vitkit.exporting.files import Artefact, open_artefact
 from vitkit.spec import Preprocess
 from vitkit.weights.checkpoint import Checkpoint
@@ -171,12 +171,12 @@ def evaluate(
     )
 
     choice = EvaluationChoice(split, data_root, cache, batch_size, workers, metrics, relabel)
-    refuse_needless_trust(checkpoint, trust_code=trust_code)
-    if not isinstance(checkpoint, str | PathLike) or not is_artefact(checkpoint):
-        return evaluate_checkpoint(checkpoint, data, choice, device, options)
     chosen = (options.engine, options.precision, options.calibrate)
-    if chosen != ("torch", "float32", None) or device not in ("auto", "cpu"):
-        raise engine_refused(checkpoint)
+    plain = chosen == ("torch", "float32", None) and device in ("auto", "cpu")
+    if isinstance(checkpoint, Checkpoint) or not opens_artefact(
+        checkpoint, plain=plain, trust_code=trust_code
+    ):
+        return evaluate_checkpoint(checkpoint, data, choice, device, options)
     artefact = open_artefact(checkpoint, trust_code=trust_code)
     predict = partial(artefact_predictions, artefact, batch_size=batch_size, workers=workers)
     return evaluate_predictions(artefact.description, data, choice, predict)

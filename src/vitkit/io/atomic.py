@@ -19,21 +19,11 @@ from vitkit.errors import OutputError
 
 _REASONS = {
     errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "the disk quota is used up",
     errno.EFBIG: "the file would be larger than the limit allows",
     errno.EROFS: "the file system is read-only",
-    errno.EACCES: "permission denied",
-    errno.EPERM: "permission denied",
     errno.ENOTDIR: "a part of the path is a file, not a folder",
-    errno.EIO: "the disk reports an input/output error",
 }
-_ADVICE = {
-    errno.ENOSPC: "free some space, or choose another place",
-    errno.EDQUOT: "free some space, or choose another place",
-    errno.EFBIG: "raise the limit (ulimit -f), or choose another place",
-    errno.EACCES: "choose a place that you can write to",
-    errno.EPERM: "choose a place that you can write to",
-}
+"""Errors whose words of the system are no help."""
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 """Names of the temporary files of `replacing`."""
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EBADF)
@@ -49,15 +39,17 @@ def output_error(path: Path, error: OSError, needed: int | None = None) -> Outpu
         needed: bytes to write, shown beside the free bytes.
     """
     reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
-    advice = _ADVICE.get(error.errno or 0, "choose another place")
-    sizes = ""
+    advice = sizes = ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        advice = "free some space, or "
     if needed is not None:
         # `Path.exists` raises for too long a name
         existing = next((p for p in (path, *path.parents) if os.path.exists(p)), Path("/"))
         free = shutil.disk_usage(existing).free
         sizes = f" ({needed / 1e6:.1f} MB needed, {free / 1e6:.1f} MB free)"
     return OutputError(
-        f"cannot write {path}: {reason}{sizes}; what was there before is unchanged; {advice}"
+        f"cannot write {path}: {reason}{sizes}; what was there before is unchanged; "
+        f"{advice}choose another place"
     )
 
 

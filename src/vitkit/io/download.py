@@ -155,7 +155,10 @@ def receive(
             for chunk in _chunks(response):
                 received += len(chunk)
                 if most_bytes is not None and max(received, length or 0) > most_bytes:
-                    raise TooLarge(f"{max(received, length or 0):,} bytes")
+                    raise TooLarge(
+                        f"{max(received, length or 0):,} bytes; at most {most_bytes:,} bytes are "
+                        "downloaded"
+                    )
                 if end is not None and time.monotonic() > end:
                     raise WebError(f"only {received:,} bytes came within {seconds:g} seconds")
                 file.write(chunk)

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from PIL import Image, ImageDraw, ImageFont
-from PIL.PngImagePlugin import PngInfo
 
 from vitkit.data.images.decode import RGBPixels
 from vitkit.io.atomic import replacing
-from vitkit.io.results import PNG_KEY, png_result
 from vitkit.messages import escape, percent
 from vitkit.prediction.predictor import Prediction
 
@@ -24,9 +22,6 @@ LARGEST_SIDE = 1024
 NARROWEST = 240
 """Pixels of the narrowest drawing; a narrow image stands in its middle."""
 CLASSES_SHOWN = 3
-WRITER = "vitkit predict"
-"""Text in the PNG of a drawing."""
-DRAWING_FILE = png_result("a drawing of a prediction", WRITER)
 INK, PALE, BAR, TRACK = "#1f2328", "#59636e", "#0969da", "#e6eaef"
 RIGHT, WRONG = ("\N{CHECK MARK}", "#1a7f37"), ("\N{BALLOT X}", "#c4281c")
 """Mark and colour of the true class."""
@@ -95,7 +90,7 @@ def _wrap(text: str, font: Font, width: float) -> list[str]:
 
 
 def save_drawing(path: Path, drawing: Image.Image) -> None:
-    """Write a drawing as a PNG, whose text `Software` names vitkit.
+    """Write a drawing as a PNG.
 
     Args:
         path: path of the file; one that exists is replaced.
@@ -104,11 +99,9 @@ def save_drawing(path: Path, drawing: Image.Image) -> None:
     Raises:
         OutputError: a path that cannot be written.
     """
-    mark = PngInfo()
-    mark.add_text(PNG_KEY, WRITER)
     with replacing(path) as temporary:
         # of a photograph, higher levels take several times as long for a few per cent less
-        drawing.save(temporary, format="PNG", pnginfo=mark, compress_level=3)
+        drawing.save(temporary, format="PNG", compress_level=3)
 
 
 def _scale(image: Image.Image) -> Image.Image:

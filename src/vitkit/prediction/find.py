@@ -7,7 +7,7 @@ import glob
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -16,19 +16,16 @@ import numpy as np
 from PIL import Image
 
 from vitkit.data.images.integrity import IMAGE_ENDINGS
-from vitkit.errors import DataError, ImageError, SettingError
+from vitkit.errors import DataError, SettingError
 from vitkit.io.download import is_web_address
 from vitkit.messages import did_you_mean, escape, nearest_parent, plural
 from vitkit.prediction.images import (
     AnyImage,
     ImageGroup,
     ImageList,
-    LineStream,
-    address_group,
     dataset_groups,
     files_group,
-    lines_group,
-    unusable_group,
+    named_group,
 )
 
 if TYPE_CHECKING:
@@ -58,8 +55,8 @@ def find_images(
         split: `train`, `val` or `test`: take this split of each dataset; a folder is opened as a
             dataset then. Default: all images.
         data_root: folder of the named datasets, or the folder that the paths of a CSV begin at.
-        stdin: open file descriptor; the name `-` then stands for the paths and addresses that come
-            from it, one per line.
+        stdin: open file descriptor; the name `-` then stands for the paths and addresses that are
+            read from it, one per line, or separated by zero bytes as by `find -print0`.
         missing_ok: keep the names of image files that do not exist, and of files and folders
             without images, such as those that `photos/*` also matches, if there are others: reading
             one raises `ImageError`, as for a broken image.
@@ -85,9 +82,7 @@ def find_images(
         if not text:  # the folder would be the working folder
             raise DataError("a name of images is empty; '.' is the working folder")
         if text == STDIN and stdin is not None:
-            if any(group.stream is not None for group in groups):
-                raise DataError("- (the standard input) is given twice; name it once")
-            groups.append(_read_lines(stdin))
+            groups.append(named_group(_read_lines(stdin)))
             continue
         try:
             groups += _find(text, split, data_root, warnings)
@@ -98,8 +93,8 @@ def find_images(
             if not (missing_ok and split is None and len(names) > 1 and is_one):
                 raise
             errors.append(error)
-            groups.append(unusable_group(_as_image_error(text, error)))
-    if errors and all(group.error is not None for group in groups):
+            groups.append(named_group([text]))
+    if errors and len(errors) == len(names):
         raise errors[0]
     return ImageList(groups, warnings)
 
@@ -115,22 +110,18 @@ def _as_dataset(name: object) -> Dataset:
     return name
 
 
-def _read_lines(descriptor: int) -> ImageGroup:
-    stream = LineStream(descriptor)
-    if not stream.wait():
+def _read_lines(descriptor: int) -> list[str]:
+    with open(descriptor, "rb", closefd=False) as stream:
+        content = stream.read()
+    # a name may have a line break, but no zero byte
+    lines = content.split(b"\0" if b"\0" in content else b"\n")
+    names = [os.fsdecode(line.removesuffix(b"\r")) for line in lines if line.strip()]
+    if not names:
         raise DataError(
             "-: no paths came on the standard input; expected one per line, such as those of "
             "`find photos -name '*.jpg'`"
         )
-    return lines_group(stream)
-
-
-def _as_image_error(name: str, error: DataError) -> ImageError:
-    """Return the error of a name that is one of several."""
-    if not os.path.exists(name):
-        return ImageError(name, "missing", "no such file")
-    detail = str(error).removeprefix(f"{escape(name)}: ").removeprefix(_NO_IMAGE)
-    return ImageError(name, "not an image", detail)
+    return names
 
 
 def _find(
@@ -138,7 +129,7 @@ def _find(
 ) -> Iterator[ImageGroup]:
     """Yield the images of a name; add what is to be warned of to `warnings`."""
     if is_web_address(name):
-        yield address_group(name)
+        yield named_group([name])
         return
     # the usual case, without imports for the other kinds
     if split is None and name.lower().endswith(IMAGE_ENDINGS) and os.path.isfile(name):
@@ -253,13 +244,6 @@ def as_list(images: Images) -> Iterable[AnyImage]:
             f"expected a list of images, got one {type(images).__name__}; write [image]"
         )
     return images
-
-
-def count_images(images: Iterable[AnyImage]) -> int | None:
-    """Return the number of images of a list, or None for a stream, whose end is not known."""
-    if isinstance(images, ImageList):
-        return images.total
-    return len(images) if isinstance(images, Sized) else None
 
 
 # Glob patterns such as `photos/**/*.png`, which reach us if they are quoted in the shell.

@@ -1,12 +1,11 @@
-"""Images to predict: files, addresses, images of datasets, lines of a stream, and lists of them."""
+"""Images to predict: files, addresses, images of datasets, and lists of them."""
 
 from __future__ import annotations
 
 import functools
+import io
 import os
 import re
-import select
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,8 +17,8 @@ from urllib.parse import unquote
 from vitkit.data.datasets.splitting import natural_order
 from vitkit.data.images.decode import RGBPixels, as_rgb, decode
 from vitkit.data.images.read import ImageSource, read_image
-from vitkit.errors import DataError, ImageError
-from vitkit.io.download import is_web_address
+from vitkit.errors import DataError, ImageError, ImageReason
+from vitkit.io.download import TooLarge, WebError, is_web_address, receive
 from vitkit.messages import did_you_mean
 
 if TYPE_CHECKING:
@@ -54,12 +53,10 @@ class FoundImage:
         return self.pixels()
 
 
-def _read_file(path: str) -> RGBPixels:
-    return decode(path)
-
-
-def _raise(error: ImageError) -> RGBPixels:
-    raise error
+LONGEST_DOWNLOAD = 120.0
+"""Seconds that one image may take, however many bytes come in between."""
+LARGEST_DOWNLOAD = 100_000_000
+"""Most bytes of a download; decodable images are smaller in all usual formats."""
 
 
 def _read_stored(images: Split, index: int, name: str) -> RGBPixels:
@@ -77,17 +74,21 @@ def _web_image(address: str) -> FoundImage:
 
     @functools.cache  # a drawing shows the bytes that were predicted
     def read() -> RGBPixels:
-        # imported here: files on disk need no connections
-        from vitkit.io.web_image import fetch_image, wrong_type
-
-        file = fetch_image(address)
+        content = io.BytesIO()
         try:
-            return decode(file.content, name=address)
+            kind = receive(
+                address, content, plain_http=True,
+                most_bytes=LARGEST_DOWNLOAD, seconds=LONGEST_DOWNLOAD,
+            )  # fmt: skip
+            return decode(content.getvalue(), name=address)
+        except WebError as error:
+            reason: ImageReason = "too large" if isinstance(error, TooLarge) else "missing"
+            raise ImageError(address, reason, str(error)) from None
         except ImageError as error:
             # Content-Type is more informative than the magic bytes
-            is_other = file.media_type and not file.media_type.startswith("image/")
-            if error.reason == "not an image" and is_other:
-                raise wrong_type(address, file.media_type) from None
+            if error.reason == "not an image" and kind and not kind.startswith("image/"):
+                detail = f"the server sent {kind}, not an image"
+                raise ImageError(address, "not an image", detail) from None
             raise
 
     return FoundImage(name=address, place=PurePath(last), pixels=read)
@@ -140,24 +141,20 @@ class ImageGroup:
     """The images of one name; none is read.
 
     Attributes:
-        total: how many; None if unknown.
+        total: how many.
         images: called with a folder, yields the images; their places are in this folder.
         classes: the classes of their labels; empty where they have none.
         base: folder on disk that the places are relative to; None where there is none.
         paths: the files that are read, as far as they are known.
         source: the list that names the files, or the file or folder of their dataset, if any.
-        error: why the name stands for no image, if that is so.
-        stream: the lines that they come from, if any.
     """
 
-    total: int | None
+    total: int
     images: Callable[[PurePath], Iterable[FoundImage]]
     classes: Sequence[str] = ()
     base: Path | None = None
     paths: Sequence[str] = ()
     source: Path | None = None
-    error: ImageError | None = None
-    stream: LineStream | None = None
 
 
 def files_group(
@@ -183,7 +180,7 @@ def files_group(
             yield FoundImage(
                 name=str(Path(path)),
                 place=prefix / Path(path).relative_to(root),
-                pixels=partial(_read_file, path),
+                pixels=partial(decode, path),
                 label=labels[number] if labels else "",
                 split=splits[number] if splits else "",
             )
@@ -194,31 +191,17 @@ def files_group(
     )
 
 
-def unusable_group(error: ImageError) -> ImageGroup:
-    """Return a name without an image: reading it raises its error."""
-    name = error.name
-    image = FoundImage(name=name, place=PurePath(Path(name).name), pixels=partial(_raise, error))
-    return ImageGroup(total=1, images=lambda prefix: [image], error=error)
-
-
-def address_group(address: str) -> ImageGroup:
-    """Return one image on the web."""
-    image = _web_image(address)
-    return ImageGroup(total=1, images=lambda prefix: [image])
-
-
-def lines_group(stream: LineStream) -> ImageGroup:
-    """Return paths and addresses that come one by one; they can be read once."""
+def named_group(names: Sequence[str]) -> ImageGroup:
+    """Return paths and addresses as they are; a file that is missing is found when it is read."""
 
     def images(prefix: PurePath) -> Iterator[FoundImage]:
-        for line in stream:
-            if is_web_address(line):
-                yield _web_image(line)
+        for name in names:
+            if is_web_address(name):
+                yield _web_image(name)
             else:
-                # the folders that will come are not known, so each place has its folder
-                yield FoundImage(name=line, place=PurePath(line), pixels=partial(_read_file, line))
+                yield FoundImage(name=name, place=PurePath(name), pixels=partial(decode, name))
 
-    return ImageGroup(total=None, images=images, stream=stream)
+    return ImageGroup(total=len(names), images=images, paths=names)
 
 
 def _stored_group(
@@ -282,114 +265,33 @@ class ImageList:
     its `label` if a dataset gives one.
 
     Attributes:
-        total: how many images; None if their paths still come from a stream.
+        total: how many images.
         classes: the classes of the labels, each once; empty without labels.
         warnings: a line on each folder with files that may be images but are not read.
     """
 
     def __init__(self, groups: Sequence[ImageGroup], warnings: Sequence[str] = ()) -> None:
         self._groups = tuple(groups)
-        self._current: ImageGroup | None = None
         self.warnings = tuple(warnings)
-        # unknown as soon as one group is a stream
-        totals = [group.total for group in groups]
-        self.total = None if None in totals else sum(filter(None, totals))
+        self.total = sum(group.total for group in groups)
         self.classes = tuple(dict.fromkeys(name for group in groups for name in group.classes))
+
+    def __len__(self) -> int:
+        return self.total
 
     def __iter__(self) -> Iterator[FoundImage]:
         # images of several folders have places with their folder, below the common folder
         folders = {os.path.abspath(group.base) for group in self._groups if group.base is not None}
         shared = os.path.commonpath(folders) if len(folders) > 1 else None
         for group in self._groups:
-            self._current = group  # `is_waiting` asks it
             prefix = PurePath()
             if shared is not None and group.base is not None:
                 prefix = PurePath(os.path.relpath(os.path.abspath(group.base), shared))
             yield from group.images(prefix)
 
-    @property
-    def is_waiting(self) -> bool:
-        """True if the next image comes from a stream that has not sent its path yet."""
-        stream = None if self._current is None else self._current.stream
-        return stream is not None and stream.is_waiting
-
     def files(self) -> Iterator[Path]:
-        """Iterate over the files that are read; those that a stream names are not known."""
+        """Iterate over the files that are read."""
         for group in self._groups:
             if group.source is not None:
                 yield group.source
             yield from map(Path, group.paths)
-
-
-def batches_of(
-    images: Iterable[AnyImage], size: int
-) -> Iterator[tuple[list[tuple[int, AnyImage]], bool]]:
-    """Yield numbered batches of at most `size` images, and True if the next images are available.
-
-    What has come of a slow stream, which has `is_waiting`, is not kept back until more comes.
-    """
-    chunk: list[tuple[int, AnyImage]] = []
-    for numbered in enumerate(images):
-        chunk.append(numbered)
-        is_waiting = bool(getattr(images, "is_waiting", False))
-        if len(chunk) == size or is_waiting:
-            yield chunk, not is_waiting
-            chunk = []
-    if chunk:
-        yield chunk, True
-
-
-CHUNK_SIZE = 1 << 16
-
-
-class LineStream:
-    """The lines of a file descriptor, each as soon as it arrives, without empty ones.
-
-    If a zero byte comes with the first separator, as `find -print0` writes them, it separates the
-    lines.
-
-    Args:
-        descriptor: open for reading.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._complete: deque[bytes] = deque()
-        self._rest = b""
-        self._separator = b""
-        self._ended = False
-
-    def __iter__(self) -> Iterator[str]:
-        while self.wait():
-            yield os.fsdecode(self._complete.popleft())
-
-    def wait(self) -> bool:
-        """Wait for the next line; return False at the end of the stream."""
-        while not self._complete and not self._ended:
-            self._read()
-        return bool(self._complete)
-
-    @property
-    def is_waiting(self) -> bool:
-        """True if the next line has not come yet, so that `wait` would wait for it."""
-        while not self._complete and not self._ended:
-            try:
-                ready, _, _ = select.select([self._descriptor], [], [], 0)
-            except (OSError, ValueError):
-                return False  # `select` does not support every kind of file
-            if not ready:
-                return True
-            self._read()
-        return False
-
-    def _read(self) -> None:
-        chunk = os.read(self._descriptor, CHUNK_SIZE)
-        self._ended = not chunk
-        if not self._separator:
-            # a name may have a line break, but no zero byte
-            self._separator = next((byte for byte in (b"\0", b"\n") if byte in chunk), b"")
-        *lines, self._rest = (self._rest + chunk).split(self._separator or b"\n")
-        if self._ended:
-            lines.append(self._rest)  # the last line may have no end
-        # lines of other systems end in "\r\n"
-        self._complete += (line.removesuffix(b"\r") for line in lines if line.strip())

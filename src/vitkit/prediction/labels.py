@@ -5,57 +5,29 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from vitkit.data.datasets.splitting import match_classes
 from vitkit.messages import percent, plural
-from vitkit.prediction.images import (
-    FoundImage,
-)
-from vitkit.weights.checkpoint import Checkpoint, names_for_data
+from vitkit.prediction.images import FoundImage
+from vitkit.weights.checkpoint import LabelledModel, names_for_data
 
 
-def match_labels(checkpoint: Checkpoint, classes: Sequence[str]) -> dict[str, str]:
-    """Match the classes of a dataset with those of a checkpoint.
+def match_labels(model: LabelledModel, classes: Sequence[str]) -> dict[str, str]:
+    """Match the classes of a dataset with those of a model.
 
     Args:
-        checkpoint: if it has no class names and as many classes, its classes are the dataset's, in
-            their order.
+        model: if it has no class names and as many classes, its classes are the dataset's, in their
+            order.
         classes: the classes of the dataset.
 
     Returns:
-        Class of the dataset -> label of a `Prediction`; classes that the checkpoint lacks are left
-        out.
+        Class of the dataset -> label of a `Prediction`, without names that several classes have.
     """
-    names = names_for_data(checkpoint, classes)
-    labels = checkpoint.classes or tuple(map(str, range(checkpoint.model.spec.num_classes)))
-    if not names:
-        # a head with assumed names has the names of another dataset
-        if checkpoint.classes or len(labels) != len(classes):
-            return {}
-        return dict(zip(classes, labels, strict=True))
-    return match_names(names, labels, classes)
-
-
-def match_names(
-    names: Sequence[str], labels: Sequence[str], classes: Sequence[str]
-) -> dict[str, str]:
-    """Match the classes of a dataset with the K classes of a model by their names.
-
-    Args:
-        names: the K classes, in the spelling of the dataset.
-        labels: the K classes, as a `Prediction` has them.
-        classes: the classes of the dataset.
-
-    Returns:
-        As `match_labels`.
-    """
-    # `indices` has no entry for a class that the model lacks
-    match = match_classes(classes, names)
-    matched = [name for name in dict.fromkeys(classes) if name not in match.unknown]
-    return {
-        name: labels[index]
-        for name, index in zip(matched, match.indices, strict=True)
-        if name not in match.ambiguous
-    }
+    names = names_for_data(model, classes)
+    labels = model.classes or tuple(map(str, range(model.num_classes)))
+    if not model.classes and model.num_classes == len(classes):
+        names = tuple(classes)
+    counts = Counter(names)
+    matched = dict(zip(names, labels, strict=False))  # no names: nothing is known
+    return {name: label for name, label in matched.items() if counts[name] == 1}
 
 
 class RightAnswers:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import islice
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -22,8 +23,8 @@ from vitkit.evaluation.metrics import finite_rows, refuse_not_finite
 from vitkit.exporting.exported_model import model_parts
 from vitkit.messages import plural
 from vitkit.plots.html import html_bars
-from vitkit.prediction.find import Images, as_list, count_images
-from vitkit.prediction.images import AnyImage, batches_of, name_in_messages, read_any_image
+from vitkit.prediction.find import Images, as_list
+from vitkit.prediction.images import AnyImage, name_in_messages, read_any_image
 from vitkit.process import available_cores
 from vitkit.spec import Preprocess
 from vitkit.weights.checkpoint import Checkpoint
@@ -123,7 +124,7 @@ class Predictor:
 
         Args:
             checkpoint: a checkpoint or its path; its model stays where it is.
-            engine: `torch`, `compile`, `openvino` or `onnxruntime`; `auto` takes the fastest one
+            engine: a name, as `vitkit predict --help` lists them; `auto` takes the fastest one
                 here, by trials that are made once for a model and a machine, where the work is
                 worth them: 1,000 images are expected. Or `EngineOptions`, which have these and
                 further settings, such as `images=50_000`.
@@ -268,10 +269,10 @@ class Predictor:
         pool = ThreadPoolExecutor(min(MAX_DECODER_THREADS, available_cores()))
         waiting: deque[list[tuple[str, Future[ResizedImage | ImageError]]]] = deque()
         try:
-            for chunk, more_soon in batches_of(images, self.batch_size):
-                waiting.append([self._submit(pool, *numbered) for numbered in chunk])
-                # the next batch is decoded while the model runs, if its images are available
-                while len(waiting) > int(more_soon):
+            numbered = enumerate(images)
+            for chunk in iter(lambda: [*islice(numbered, self.batch_size)], []):
+                waiting.append([self._submit(pool, *image) for image in chunk])
+                if len(waiting) > 1:  # the next batch is decoded while the model runs
                     yield self._run(waiting.popleft())
             while waiting:
                 yield self._run(waiting.popleft())
@@ -401,8 +402,8 @@ def embed(
     """
     options = EngineOptions.of(engine, precision=precision, calibrate=calibrate, **moved)
     images = as_list(images)
-    if options.images is None:
-        options = replace(options, images=count_images(images))
+    if options.images is None and isinstance(images, Sized):
+        options = replace(options, images=len(images))
     predictor = feature_predictor(
         as_checkpoint(checkpoint), device=device, batch_size=batch_size, options=options
     )

@@ -14,13 +14,11 @@ from vitkit.evaluation.comparison import Comparison
 from vitkit.evaluation.metrics import Metrics
 from vitkit.evaluation.result import Evaluation
 from vitkit.io.atomic import write_bytes
-from vitkit.io.results import ResultKind, check_outputs, nonempty_path
 from vitkit.messages import escape
 from vitkit.plots.html import page_templates, render_page
 from vitkit.weights.inspection import inspect
 
 GENERATOR = "vitkit compare"
-MARK = f'<meta name="generator" content="{GENERATOR}">'.encode()
 """Text of the first lines of a comparison."""
 MOST_CURVES = 7
 """Runs that have curves: as many as there are colours that everybody can tell apart."""
@@ -66,37 +64,6 @@ def score_rows(columns: Sequence[Metrics]) -> list[tuple[str, list[Score]]]:
         if any(cell.value for cell in cells):
             rows.append((title, cells))
     return [*rows, ("images", [Score(f"{one.get('images', 0):,.0f}") for one in columns])]
-
-
-def _is_comparison(path: Path) -> bool:
-    with path.open("rb") as file:
-        return MARK in file.read(1024)
-
-
-COMPARISON_FILE = ResultKind("a comparison", ".html", _is_comparison)
-
-
-def check_comparison_output(
-    report: str | Path, checkpoints: Sequence[str | Path], *, overwrite: bool = False
-) -> Path:
-    """Return the path of the page, once it is known that it may be written.
-
-    Args:
-        report: the .html file; an earlier comparison is replaced.
-        checkpoints: the runs and checkpoints, none of whose files is replaced.
-        overwrite: also replace any other file.
-
-    Raises:
-        OutputError: another ending, a file that is no earlier comparison, or a path that cannot be
-            written.
-    """
-    path = nonempty_path(report, "--report")
-    inputs = [*map(Path, checkpoints)]
-    for folder in [entry for entry in inputs if entry.is_dir()]:
-        # no file of a run ends in .html but its report, which is no comparison
-        inputs += [entry for entry in folder.rglob("*") if entry.suffix.lower() != ".html"]
-    check_outputs([path], COMPARISON_FILE, inputs=inputs, overwrite=overwrite, flag="--report")
-    return path
 
 
 def write_comparison(comparison: Comparison, path: Path) -> None:

@@ -27,7 +27,6 @@ from vitkit.evaluation.features import (
 )
 from vitkit.explaining.methods import DEFAULTS
 from vitkit.io.atomic import write_bytes
-from vitkit.io.results import csv_result
 from vitkit.messages import escape
 from vitkit.plots.overlay import ColourScale
 from vitkit.reporting.run import (
@@ -204,7 +203,6 @@ SUSPECTS_HEADER = (
 )
 """Columns of suspects.csv: the image as relabel.csv names it, its split and its number there; its
 class, a more probable one, and both probabilities."""
-SUSPECTS_FILE = csv_result("a list of suspects", SUSPECTS_HEADER)
 SUSPECTS_SHOWN, SUSPECTS_UNFOLDED = 120, 24
 """Suspects of the page, of which suspects.csv has all, and those that are not folded."""
 

@@ -12,26 +12,15 @@ from markupsafe import Markup
 
 from vitkit.errors import Interrupted, check_type
 from vitkit.io.atomic import write_bytes
-from vitkit.io.results import ResultKind, check_outputs, nonempty_path
+from vitkit.io.results import check_outputs
 from vitkit.plots.html import page_templates, render_page
 from vitkit.process import raise_on_signal
-from vitkit.reporting.mistakes import SUSPECTS_FILE, write_suspects
+from vitkit.reporting.mistakes import write_suspects
 from vitkit.reporting.run import Missing, ReportedRun
 from vitkit.reporting.sections import SECTIONS
 from vitkit.training.monitoring.run_log import Display
 from vitkit.training.run import TrainResult
 from vitkit.training.run_folder import RunFolder
-
-MARK = b'<meta name="generator" content="vitkit report">'
-"""Text of the first lines of a report."""
-
-
-def _is_report(path: Path) -> bool:
-    with path.open("rb") as file:
-        return MARK in file.read(1024)
-
-
-REPORT_FILE = ResultKind("a report", ".html", _is_report)
 
 
 def report(
@@ -50,7 +39,7 @@ def report(
     Args:
         run: a run folder.
         output: the file to write; default `report.html` in the run folder.
-        overwrite: also replace a file that is no report of vitkit.
+        overwrite: let `output` replace a file.
         suspects: the split, such as `train`, whose images are searched for wrong labels: by
             classifiers on the features of the best weights that never saw the label. The list,
             `suspects.csv` in the run folder, is shown by later reports, too.
@@ -61,18 +50,14 @@ def report(
 
     Raises:
         SettingError, DataError, DeviceError: a split that cannot be searched.
-        OutputError: no such run, or an output that exists and is no report, or cannot be written;
-            or a `suspects.csv` that is no earlier list.
+        OutputError: no such run, or an output that exists or cannot be written.
     """
     check_type(run, (str, PathLike), "report", "the path of a run folder, such as result.run")
     found = ReportedRun(run)
-    path = found.folder.report if output is None else nonempty_path(output, "--output")
-    # files of a run are never replaced; only its report ends in .html
-    inputs = [entry for entry in found.root.rglob("*") if entry.suffix.lower() != ".html"]
-    check_outputs([path], REPORT_FILE, inputs=inputs, overwrite=overwrite, flag="--output")
+    path = found.folder.report if output is None else Path(output)
+    own = path.absolute() == found.folder.report.absolute()  # a run may replace its own report
+    check_outputs([path], (".html",), overwrite=overwrite or own, flag="--output")
     if suspects is not None:
-        table = [found.folder.suspects]
-        check_outputs(table, SUSPECTS_FILE, inputs=(), overwrite=overwrite, flag="--suspects")
         write_suspects(found, suspects, device)
     write_bytes(path, page(found).encode("utf-8", "replace"))
     return path

@@ -36,7 +36,7 @@ from vitkit.data.sources.huggingface import (
     read_table,
 )
 from vitkit.errors import DataError
-from vitkit.io.results import MEMORY_PREFIX, find_given, given, is_given
+from vitkit.io.results import GIVEN, MEMORY_PREFIX, given
 from vitkit.messages import did_you_mean, escape, progress_bar
 
 ACCEPTED = (
@@ -302,7 +302,7 @@ def kept(data: ObjectData | Dataset) -> Iterator[str]:
 
 def find_object(address: str) -> ObjectData | None:
     """Return the object of an address; None for any other address, and for an opened dataset."""
-    data = find_given(address) if is_given(address) else None
+    data = GIVEN.get(address)
     return data if isinstance(data, ObjectData) else None
 
 
@@ -312,12 +312,12 @@ def open_kept(address: str, *, ignore_extra_classes: bool = False) -> Dataset:
     Raises:
         DataError: the call did not pass it.
     """
-    if not is_given(address):
+    if address not in GIVEN:
         raise DataError(
             f"{address} stands for data that were passed from Python and are not stored; pass the "
             "same object again: vitkit.train(data, resume=RUN), vitkit.evaluate(RUN, data)"
         )
-    data: Dataset | ObjectData = find_given(address)
+    data: Dataset | ObjectData = GIVEN[address]
     if isinstance(data, Dataset):
         return data
     return data.open(ignore_extra_classes=ignore_extra_classes)

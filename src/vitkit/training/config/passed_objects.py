@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import SettingError
-from vitkit.io.results import MEMORY_PREFIX, import_name, is_given, is_importable, names_an_object
+from vitkit.io.results import GIVEN, MEMORY_PREFIX, import_name, is_importable, names_an_object
 from vitkit.training.config.meaning import Settings
 from vitkit.training.config.train_config import TrainConfig
 
@@ -93,7 +93,7 @@ def refuse_missing(config: TrainConfig) -> None:
     """
 
     def is_missing(text: str) -> bool:
-        return not is_given(text) and (text.startswith(MEMORY_PREFIX) or names_an_object(text))
+        return text not in GIVEN and (text.startswith(MEMORY_PREFIX) or names_an_object(text))
 
     # the address of data, the name of functions and objects: both from an earlier call
     missing = _settings_where(config, is_missing)
@@ -113,7 +113,7 @@ def refuse_missing(config: TrainConfig) -> None:
 
 def how_to_resume(config: TrainConfig, root: Path) -> str:
     """Return the command that resumes a run, or the call in Python where objects were passed."""
-    passed = _settings_where(config, is_given)
+    passed = _settings_where(config, GIVEN.__contains__)
     if not passed:
         return f"resume with: vitkit train --resume {shlex.quote(str(root))}"
     return f"resume with the same objects: {_call(passed, f'resume={str(root)!r}')}"
@@ -131,7 +131,7 @@ def refuse_passed(config: TrainConfig) -> None:
     Raises:
         SettingError: names the setting and the object.
     """
-    for name, text in _settings_where(config, is_given).items():
+    for name, text in _settings_where(config, GIVEN.__contains__).items():
         # `data` cannot be imported: only a script that every process runs has it
         mend = "" if name == "data" else "define it at the top level of a module, or "
         raise SettingError(
