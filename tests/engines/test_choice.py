@@ -55,7 +55,9 @@ def predictor(checkpoint: str | vitkit.Checkpoint, lines: list[str], **options) 
     ("content", "reason"),
     [
         pytest.param(CRASHING, "ended by SIGFPE", id="crashing", marks=pytest.mark.soak),
-        pytest.param(WRONG, "its logits differ by [0-9.]+ of their size; at most [0-9.]+", id="wrong"),
+        pytest.param(
+            WRONG, "its logits differ by [0-9.]+ of their size; at most [0-9.]+", id="wrong"
+        ),
     ],
 )
 def test_an_engine_that_fails_here_is_refused_with_the_reason(
