@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -44,7 +44,7 @@ def write_features(
             width = len(row)
             features.write(row.numpy().tobytes())
         features.flush()
-        arrays = {
+        arrays: dict[str, Any] = {
             "features": np.memmap(features, "<f4", "r", shape=(len(names), width)),
             "images": np.array(names),
         }
