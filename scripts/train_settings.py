@@ -14,7 +14,7 @@ import types
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from vitkit.training.config.train_config import SECTIONS
+from vitkit.training.config.train_config import SECTIONS, not_of_the_kind
 
 PAGE = Path(__file__).parents[1] / "src" / "vitkit" / "train_settings.py"
 PARAMETERS = ("data", "recipe")
@@ -105,6 +105,9 @@ def page() -> str:
             body = textwrap.indent(text.replace("\\", "\\\\"), "    ").lstrip()
             lines.append(f"    {name}: {OBJECTS.get(name) or written(hints[name])}\n")
             lines.append(f'    """{body}"""\n')
+    names = "".join(f"    {name!r},\n" for name in not_of_the_kind()).replace("'", '"')
+    lines.append(f"\n\nNOT_OF_THE_KIND = (\n{names})\n")
+    lines.append('"""Settings that repeats of a run (other seeds) may differ in."""\n')
     return "".join(lines)
 
 

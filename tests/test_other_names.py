@@ -98,7 +98,7 @@ def test_a_keyword_of_elsewhere_sets_its_fields(keyword):
 def test_two_names_of_one_field_are_refused():
     with pytest.raises(vitkit.SpecError, match="dim and width both decide width; pass one"):
         vitkit.ViT(dim=192, width=192)
-    with pytest.raises(vitkit.SpecError, match="hidden_dropout_prob both decide mlp_dropout"):
+    with pytest.raises(vitkit.SpecError, match="mlp_dropout and hidden_dropout_prob both decide"):
         vitkit.create_model("vit_tiny_patch16_224", mlp_dropout=0.1, hidden_dropout_prob=0.1)
 
 

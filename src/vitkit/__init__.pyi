@@ -6,6 +6,7 @@ from vitkit.api import train as train
 from vitkit.data.augmentation.pipeline import training_transform as training_transform
 from vitkit.data.checks.check import check as check
 from vitkit.data.datasets.dataset import Dataset as Dataset
+from vitkit.data.images.preprocess import Preprocess as Preprocess
 from vitkit.data.sources.open import open_dataset as open_dataset
 from vitkit.engines.choose import EngineOptions as EngineOptions
 from vitkit.engines.inference_folds import optimized as optimized
@@ -61,7 +62,6 @@ from vitkit.prediction.predictor import Prediction as Prediction
 from vitkit.prediction.predictor import Predictor as Predictor
 from vitkit.prediction.predictor import embed as embed
 from vitkit.reporting.report import report as report
-from vitkit.spec import Preprocess as Preprocess
 from vitkit.spec import ViTSpec as ViTSpec
 from vitkit.train_settings import TrainSettings as TrainSettings
 from vitkit.training.config.train_config import TrainConfig as TrainConfig

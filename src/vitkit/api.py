@@ -246,7 +246,7 @@ def compare(
     """
     from vitkit.evaluation.comparison import compare_checkpoints
     from vitkit.reporting.comparison import write_comparison
-    from vitkit.training.config.train_config import kind_of_run
+    from vitkit.train_settings import NOT_OF_THE_KIND
 
     _check_paths(checkpoints)
     if report is not None:  # first, as an evaluation may take minutes
@@ -256,7 +256,7 @@ def compare(
             *checkpoints,
             data=address,
             data_root=data_root,
-            kind_of_run=kind_of_run,
+            not_of_the_kind=NOT_OF_THE_KIND,
             split=split,
             cache=cache,
             device=device,

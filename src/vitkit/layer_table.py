@@ -8,6 +8,7 @@ attention; counting layer by layer misses them, and those of a fused qkv used by
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -122,17 +123,16 @@ class LayerTable:
     def to_html(self, depth: int = 3) -> str:
         """Return an HTML table of the modules at most `depth` deep, with all columns."""
         columns = TEXT_COLUMNS + NUMBER_COLUMNS
-        kinds = ['class="text-right"' if name in NUMBER_COLUMNS else "" for name in columns]
         head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
         rows = ""
         for cells in self._shown(depth):
-            name = cells[columns[0]]
+            name, *sizes = [cells[column] for column in TEXT_COLUMNS]
             indent = (len(name) - len(name.lstrip())) / 2
-            style = f'style="padding-left: {0.5 + indent:g}em"'
-            first = f'<th scope="row" {style}>{escape(name.strip())}</th>'
-            others = zip(columns[1:], kinds[1:], strict=True)
-            rest = "".join(f"<td {kind}>{escape(cells[column])}</td>" for column, kind in others)
-            rows += f"<tr>{first}{rest}</tr>"
+            rows += f'<tr><th scope="row" style="padding-left: {0.5 + indent:g}em">'
+            rows += f"{escape(name.strip())}</th><td>{sizes[0]}</td><td>{sizes[1]}</td>"
+            for column in NUMBER_COLUMNS:
+                rows += f'<td class="text-right">{cells[column]}</td>'
+            rows += "</tr>"
         totals = escape(self._totals()).replace("\n", "<br>")
         return (
             f'<div class="layer-table"><table><thead><tr>{head}</tr></thead>'
@@ -185,7 +185,23 @@ def summary(module: nn.Module, input_size: Sequence[int] | None = None) -> Layer
     size = _input_size(module, input_size)
     # Hooks and counters go to a copy: the caller's module stays as it is.
     twin = _on_meta(module)
-    sizes = _Sizes(twin)
+    shapes: dict[nn.Module, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+    activations = []
+
+    def record(part: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        # If a module is called several times, the sizes of the last call are shown.
+        shapes[part] = _shape(next(iter(inputs), None)), _shape(output)
+        # The innermost layers with parameters, as torchinfo counts.
+        if isinstance(output, Tensor) and part._parameters and not part._modules:
+            activations.append(output.numel())
+
+    def bias_adds(part: nn.Module) -> int:
+        if isinstance(part, nn.Linear | nn.Conv2d) and part.bias is not None and part in shapes:
+            return math.prod(shapes[part][1])
+        return 0
+
+    for part in twin.modules():
+        part.register_forward_hook(record)
     counter = FlopCounterMode(display=False)
     try:
         with counter, torch.no_grad():
@@ -195,18 +211,29 @@ def summary(module: nn.Module, input_size: Sequence[int] | None = None) -> Layer
         raise ShapeError(
             f"{type(module).__name__} does not take an input of {size}: {reason}"
         ) from None
-    counts = counter.get_flop_counts()
-    root = type(twin).__name__
+    counts, root = counter.get_flop_counts(), type(twin).__name__
     rows = []
     for name, part in twin.named_modules():
-        flops = sum(counts.get(f"{root}.{name}" if name else root, {}).values())
-        row = replace(sizes.row(name, part), mult_adds=flops // 2)  # two operations each
-        rows.append(replace(row, trainable=_trainable(module.get_submodule(name))))
+        flops = counts.get(f"{root}.{name}" if name else root, {})
+        # the copy has no gradients
+        parameters = list(module.get_submodule(name).parameters())
+        row = LayerRow(
+            name=name,
+            kind=type(part).__name__,
+            depth=len(name.split(".")) if name else 0,
+            input_size=shapes.get(part, ((), ()))[0],
+            output_size=shapes.get(part, ((), ()))[1],
+            parameters=sum(p.numel() for p in parameters),
+            trainable=sum(p.numel() for p in parameters if p.requires_grad),
+            mult_adds=sum(flops.values()) // 2,  # two operations each
+            bias_adds=sum(map(bias_adds, part.modules())),
+        )
+        rows.append(row)
     return LayerTable(
         rows=tuple(rows),
-        input_mb=torch.Size(size).numel() * FLOAT_BYTES / 1e6,
+        input_mb=math.prod(size) * FLOAT_BYTES / 1e6,
         # each output, and its gradient
-        activation_mb=2 * sizes.activations * FLOAT_BYTES / 1e6,
+        activation_mb=2 * sum(activations) * FLOAT_BYTES / 1e6,
         parameter_mb=rows[0].parameters * FLOAT_BYTES / 1e6,
     )
 
@@ -267,52 +294,8 @@ def _cells(row: LayerRow, count: int) -> dict[str, str]:
             cells["trainable"] = "all"
     if row.mult_adds:
         cells["mult-adds"] = f"{row.mult_adds / 1e6:,.2f} M"
-    sizes = {"input": _shape(row.input_size), "output": _shape(row.output_size)}
-    return {"layer (variable)": title, **sizes, **cells}
-
-
-def _trainable(part: nn.Module) -> int:
-    return sum(p.numel() for p in part.parameters() if p.requires_grad)
-
-
-class _Sizes:
-    """Shapes of inputs and outputs of every module, recorded in one forward pass."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._inputs: dict[nn.Module, tuple[int, ...]] = {}
-        self._outputs: dict[nn.Module, tuple[int, ...]] = {}
-        self.activations = 0
-        for part in module.modules():
-            part.register_forward_hook(self._record)
-
-    def _record(self, part: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        # If a module is called several times, the sizes of the last call are shown.
-        first = inputs[0] if inputs else None
-        self._inputs[part] = tuple(first.shape) if isinstance(first, Tensor) else ()
-        self._outputs[part] = tuple(output.shape) if isinstance(output, Tensor) else ()
-        # The innermost layers with parameters, as torchinfo counts.
-        own = next(part.parameters(recurse=False), None)
-        if isinstance(output, Tensor) and own is not None and not list(part.children()):
-            self.activations += output.numel()
-
-    def row(self, name: str, part: nn.Module) -> LayerRow:
-        parameters = list(part.parameters())
-        return LayerRow(
-            name=name,
-            kind=type(part).__name__,
-            depth=name.count(".") + 1 if name else 0,
-            input_size=self._inputs.get(part, ()),
-            output_size=self._outputs.get(part, ()),
-            parameters=sum(p.numel() for p in parameters),
-            # The copy has no gradients; `summary` counts these in the original.
-            trainable=0,
-            bias_adds=sum(self._bias_adds(inner) for inner in part.modules()),
-        )
-
-    def _bias_adds(self, part: nn.Module) -> int:
-        if isinstance(part, nn.Linear | nn.Conv2d) and part.bias is not None:
-            return torch.Size(self._outputs.get(part, (0,))).numel()
-        return 0
+    sizes = [" x ".join(map(str, size)) for size in (row.input_size, row.output_size)]
+    return dict(zip(TEXT_COLUMNS, [title, *sizes], strict=True)) | cells
 
 
 def _input_size(module: nn.Module, requested: Sequence[int] | None) -> tuple[int, ...]:
@@ -331,5 +314,7 @@ def _input_size(module: nn.Module, requested: Sequence[int] | None) -> tuple[int
     return (1, spec.in_channels, *spec.image_size)
 
 
-def _shape(size: tuple[int, ...]) -> str:
-    return " x ".join(map(str, size))
+def _shape(tensor: Any) -> tuple[int, ...]:
+    if isinstance(tensor, Tensor):
+        return tuple(tensor.shape)
+    return ()

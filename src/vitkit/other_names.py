@@ -71,6 +71,7 @@ TIMM_KEYWORDS = _fields(
 """timm's keyword -> the fields that it decides (timm 1.0.31, models/vision_transformer.py's
 `VisionTransformer` and models/eva.py's `Eva`). Keywords with the same name in both, such as
 `depth`, `num_heads`, `patch_size` and `class_token`, are not listed."""
+OTHER_FIELDS = TIMM_KEYWORDS | KEYWORDS
 POOLINGS = {"token": "cls", "avg": "mean", "map": "map"}
 """`global_pool` -> pooling of a spec."""
 _VALUES: dict[str, Mapping[Any, Any]] = {
@@ -187,26 +188,6 @@ def usual_name(name: str, known: Iterable[str]) -> str:
     return usual if usual in known else name
 
 
-def _own_keywords(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename the keywords of `KEYWORDS` to fields of a spec; others stay.
-
-    Raises:
-        SpecError: two keywords with one meaning.
-
-    >>> _own_keywords({"dim": 192, "depth": 2})
-    {'width': 192, 'depth': 2}
-    """
-    renamed: dict[str, Any] = {}
-    given_as: dict[str, str] = {}
-    for keyword, value in keywords.items():
-        for name in KEYWORDS.get(keyword, (keyword,)):
-            if name in renamed:
-                both = f"{given_as[name]} and {keyword}"
-                raise SpecError(f"{both} both decide {name}; pass one of them")
-            renamed[name], given_as[name] = value, keyword
-    return renamed
-
-
 def refuse_transformer_keywords(keywords: Mapping[str, Any]) -> None:
     """Raise `TypeError` for what was passed to `Transformer` beyond its arguments, if anything.
 
@@ -240,13 +221,9 @@ def translate_keywords(keywords: Mapping[str, Any], base: Mapping[str, Any]) -> 
         SpecError: a field under two names, or a value that no ViT of vitkit has.
 
     >>> translate_keywords({"embed_dim": 96, "depth": 2}, {"width": 192, "mlp_width": 768})
-    {'depth': 2, 'width': 96, 'mlp_width': 384}
+    {'width': 96, 'depth': 2, 'mlp_width': 384}
     """
-    theirs, fields = _split(_own_keywords(keywords))
-    _refuse_clashes(theirs, fields)
-    for name, value in theirs.items():
-        if name not in ("mlp_ratio", "pool_include_prefix"):
-            fields |= dict.fromkeys(TIMM_KEYWORDS[name], _value(name, value))
+    theirs, fields = _split(keywords)
     if "embed_dim" in theirs or "mlp_ratio" in theirs:
         fields.setdefault("mlp_width", _mlp_width(theirs, fields, base))
     if "global_pool" in theirs or "pool_include_prefix" in theirs:
@@ -260,43 +237,36 @@ def translate_keywords(keywords: Mapping[str, Any], base: Mapping[str, Any]) -> 
 
 
 def _split(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return timm's keywords, without those that are None, and the fields of a spec.
-
-    Raises:
-        SpecError: a keyword of timm with a value that no ViT of vitkit has.
-    """
+    """Return timm's keywords, and the fields that one keyword decides alone."""
     if "checkpoint_path" in keywords:
         raise SpecError("checkpoint_path does not exist in vitkit; pass pretrained=PATH")
-    theirs: dict[str, Any] = {}
-    fields: dict[str, Any] = {}
-    for name, value in keywords.items():
-        if name not in TIMM_KEYWORDS:
-            fields[name] = value
-        elif value is not None:  # timm takes None as not given
-            theirs[name] = value
-    for name, only in _ALWAYS.items():
-        value = fields.pop(name, only)
-        if value != only:
-            raise SpecError(f"{name}={value!r}: only {name}={only!r} exists in vitkit")
+    theirs, fields, decided_by = dict[str, Any](), dict[str, Any](), dict[str, str]()
+    for keyword, value in keywords.items():
+        if keyword in _ALWAYS and value != _ALWAYS[keyword]:
+            only = f"{keyword}={_ALWAYS[keyword]!r}"
+            raise SpecError(f"{keyword}={value!r}: only {only} exists in vitkit")
+        if keyword in TIMM_KEYWORDS and value is not None:  # timm takes None as not given
+            theirs[keyword] = value
+        elif keyword in TIMM_KEYWORDS or keyword in _ALWAYS:
+            continue
+        if keyword == "pool_include_prefix":  # it completes global_pool
+            continue
+        for name in OTHER_FIELDS.get(keyword, (keyword,)):
+            if name in decided_by:
+                both = f"{decided_by[name]} and {keyword}"
+                raise SpecError(f"{both} both decide {name}; pass one of them")
+            decided_by[name] = keyword
+            if keyword != "mlp_ratio":
+                fields[name] = field_value(keyword, value)
     return theirs, fields
 
 
-def _refuse_clashes(theirs: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
-    """Refuse a field that is given by two names, except a pooling with its prefix tokens."""
-    decided = {name: name for name in fields}
-    for keyword in theirs:
-        if keyword == "pool_include_prefix" and "pooling" not in fields:
-            continue  # it only completes global_pool
-        for field in TIMM_KEYWORDS[keyword]:
-            if field in decided:
-                raise SpecError(
-                    f"{decided[field]} and {keyword} both decide {field}; pass one of them"
-                )
-            decided[field] = keyword
+def field_value(keyword: str, value: Any) -> Any:
+    """Return the value of a field that a keyword decides alone.
 
-
-def _value(keyword: str, value: Any) -> Any:
-    """Return the value of a field that a keyword decides alone."""
+    Raises:
+        SpecError: a value that no ViT of vitkit has.
+    """
     if keyword in _NEGATED:
         return not value
     values = _VALUES.get(keyword)
@@ -319,7 +289,7 @@ def _mlp_width(
     ratio = theirs.get("mlp_ratio")
     # `Integral` and `Real`, as sizes may be numpy's numbers.
     if not isinstance(width, Integral):
-        raise SpecError(f"embed_dim={width!r}: must be a whole number")
+        return 1  # the spec refuses the width
     if ratio is None:  # in whole numbers, as a quotient would be rounded
         return int(width) * base["mlp_width"] // int(base["width"])
     if not isinstance(ratio, Real) or not 0 < float(ratio) < math.inf:

@@ -8,10 +8,32 @@ seed 0. The numbers are part of the file format of every run: they must never ch
 
 from __future__ import annotations
 
+from enum import IntEnum, unique
+
 import numpy as np
 from jaxtyping import Float64, Int64, UInt64
 
 Key = int | np.integer | np.ndarray
+
+
+@unique
+class Draw(IntEnum):
+    """What is drawn at random: a key of its own for each, beside the seed and the image or step.
+
+    New ones get new numbers; those in use must never change.
+    """
+
+    BALANCED_ORDER = -2
+    CROP = 1
+    FLIP = 2
+    SHIFT = 3
+    POLICY = 4
+    JITTER = 5
+    ERASE = 6
+    TRANSFORM = 7  # a user's own
+    MIXING = 0x317
+    DROPOUT = 0x0D09
+
 
 GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 STAFFORD_13 = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from importlib import import_module
+from collections.abc import Callable
 from numbers import Integral
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, SupportsIndex
 
@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from vitkit.errors import SpecError
 from vitkit.frozen import Described, frozen
 from vitkit.messages import plural
-from vitkit.other_names import KEYWORDS, TIMM_KEYWORDS
+from vitkit.other_names import OTHER_FIELDS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,7 +96,7 @@ class ViTSpec(Described):
     Raises `SpecError` for a spec that no model could have. The defaults are ViT-B/16 at 224 pixels.
     """
 
-    OTHER_NAMES: ClassVar = TIMM_KEYWORDS | KEYWORDS
+    OTHER_NAMES: ClassVar = OTHER_FIELDS
 
     image_size: Size = (224, 224)
     """Height and width of the images of the position table, in pixels."""
@@ -373,6 +373,9 @@ class Preprocess(Described):
         """The number of channels C, 1 for grey and 3 for RGB."""
         return len(self.mean)
 
+    read: ClassVar[Callable[[Preprocess, Any], Tensor]]
+    """What `__call__` does; `data.images.preprocess` sets it, which needs torch and Pillow."""
+
     def __call__(self, image: Any) -> Tensor:
         """Return the model's input for an image, as evaluation and prediction compute it.
 
@@ -393,7 +396,4 @@ class Preprocess(Described):
             ImageError: an image that cannot be used, by name or number.
             SettingError: not an image; or an empty list.
         """
-        # by its name: reading a description needs neither torch nor Pillow
-        module = import_module("vitkit.data.images.preprocess")
-        inputs: Tensor = module.read_and_preprocess(image, self)
-        return inputs
+        return self.read(image)

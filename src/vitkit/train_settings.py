@@ -279,3 +279,39 @@ class TrainSettings(TypedDict, total=False):
     """Experiment trackers that also receive the metrics: `wandb`, `mlflow`."""
     quiet: bool
     """Print no progress bar and no messages; train.log in the run folder has them."""
+
+
+NOT_OF_THE_KIND = (
+    "data_root",
+    "cache",
+    "follow_links",
+    "trust_pickle",
+    "allow_partial",
+    "recipe",
+    "output",
+    "overwrite",
+    "resume",
+    "save_every",
+    "callbacks",
+    "resizer",
+    "test",
+    "metrics",
+    "seed",
+    "device",
+    "attention_kernel",
+    "grad_checkpointing",
+    "devices",
+    "parallel",
+    "timeout",
+    "threads",
+    "workers",
+    "log_interval",
+    "log_histograms",
+    "log_examples",
+    "plots",
+    "report",
+    "save_augmented_grid",
+    "logger",
+    "quiet",
+)
+"""Settings that repeats of a run (other seeds) may differ in."""

@@ -97,10 +97,13 @@ def test_two_checkpoints_against_a_count_by_hand(saved, images, capsys):
 
 @pytest.mark.parametrize(
     ("differs", "together"),
-    [({"amp": "bfloat16", "attention_kernel": "plain", "compile": False}, 2), ({"lr": 0.2}, 0)],
-)
+    [({"amp": "bfloat16", "attention_kernel": "plain", "compile": False}, 2), ({"lr": 0.2}, 0),
+     ({"workers": 3, "pretrained": "b", "start": {"sha256": "s", "path": "b"}}, 2),
+     ({"start": {"sha256": "t", "path": "a"}}, 0)],
+)  # fmt: skip
 def test_what_a_trial_decides_parts_no_seeds(saved, images, differs, together):
     decided = {"amp": "off", "attention_kernel": "fused", "compile": True}
+    decided |= {"pretrained": "a", "start": {"sha256": "s", "path": "a"}}
     recipe = {"data": str(images), "lr": 0.1} | decided
     paths = [saved(seed, recipe=recipe | {"seed": seed} | more) for seed, more in
              enumerate([{}, differs])]  # fmt: skip

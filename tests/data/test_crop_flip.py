@@ -7,8 +7,8 @@ import pytest
 
 from vitkit import Preprocess
 from vitkit.data.images.preprocess import fit
-from vitkit.data.loading.crop_flip import FLIP, SHIFT, Augmentation, crop_box
-from vitkit.randomness import uniform
+from vitkit.data.loading.crop_flip import Augmentation, crop_box
+from vitkit.randomness import Draw, uniform
 
 SMALL = Preprocess(image_size=16, fit="squash")
 EVERYTHING = Augmentation(flip=0.5, shift=2, crop_scale=0.3)
@@ -56,8 +56,8 @@ def test_flips_and_shifts_are_what_indexing_gives(shape: tuple[int, ...], most: 
     pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     indices, given = np.arange(batch) * 7, pixels.copy()
     out = Augmentation(flip=0.5, shift=most).flip_and_shift(pixels.copy(), 3, 2, indices)
-    flipped = uniform(3, 2, indices, FLIP) < 0.5
-    draws = uniform(3, 2, indices[None, :], SHIFT, np.arange(2)[:, None])
+    flipped = uniform(3, 2, indices, Draw.FLIP) < 0.5
+    draws = uniform(3, 2, indices[None, :], Draw.SHIFT, np.arange(2)[:, None])
     down, across = (draws * (2 * most + 1)).astype(int) - most
     for n in range(batch):
         rows = np.clip(np.arange(height) + down[n], 0, height - 1)

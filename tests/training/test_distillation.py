@@ -132,7 +132,7 @@ def test_what_is_set_wrong_is_named(batch):
     with pytest.raises(vitkit.SettingError, match="the teacher has 7 classes and the student 5"):
         vitkit.DistillWrapper(small(), small(num_classes=7))(*batch)
     with pytest.raises(
-        vitkit.SettingError, match=r"returns a tensor \(6, 4, 6, 6\); expected logits"
+        vitkit.SettingError, match=r"returns Tensor \(6, 4, 6, 6\); expected logits"
     ):
         vitkit.DistillWrapper(small(), nn.Conv2d(3, 4, 3))(*batch)
     with pytest.raises(vitkit.CheckpointError, match=r"^the teacher: .*nowhere"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ def compare_checkpoints(
     *checkpoints: str | Path,
     data: str | Path | None = None,
     data_root: str | Path | None = None,
-    kind_of_run: Callable[[StoredSettings], StoredSettings | None],
+    not_of_the_kind: Sequence[str] = (),
     device: str = "auto",
     **evaluation: Any,
 ) -> Comparison:
@@ -124,8 +124,7 @@ def compare_checkpoints(
         *checkpoints: two or more run folders (their best weights) or checkpoints.
         data: as for `evaluate`; default the training data, if it is the same for all.
         data_root: as for `evaluate`; default that of the first one's training.
-        kind_of_run: reduces stored settings to those that make runs repeats of each other if they
-            are equal; None for settings like no others.
+        not_of_the_kind: settings that repeats of a run (other seeds) may differ in.
         device: as for `evaluate`.
         **evaluation: further fields of `EvaluationChoice`.
 
@@ -153,7 +152,19 @@ def compare_checkpoints(
     for values in settings:
         seed = values.get("seed")
         seeds.append(seed if isinstance(seed, int) else None)
-    return compare_evaluations(scores, list(map(kind_of_run, settings)), seeds)
+    kinds = [_kind_of_run(values, not_of_the_kind) for values in settings]
+    return compare_evaluations(scores, kinds, seeds)
+
+
+def _kind_of_run(settings: StoredSettings, ignored: Sequence[str]) -> StoredSettings | None:
+    """Return the settings in which two runs differ if one is not a repeat of the other."""
+    kind = {name: value for name, value in sorted(settings.items()) if name not in ignored}
+    start = kind.get("start")
+    if isinstance(start, Mapping):
+        # the same weights may come from another path
+        kind["start"] = start.get("sha256")
+        kind.pop("pretrained", None)
+    return kind or None
 
 
 def _shared_data(settings: Mapping[str, StoredSettings]) -> str:

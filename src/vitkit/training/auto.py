@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -32,10 +31,9 @@ from vitkit.evaluation.features import extract_features, knn
 from vitkit.evaluation.intervals import SIGNIFICANCE_LEVEL, mcnemar, wilson_interval
 from vitkit.evaluation.loop import evaluate_outputs, predict_batches
 from vitkit.evaluation.metrics import Metrics
-from vitkit.io.atomic import replacing, write_bytes
+from vitkit.io.atomic import write_bytes
 from vitkit.messages import flag_name, plural
 from vitkit.process import raise_on_signal
-from vitkit.training.callbacks import Deadline
 from vitkit.training.config.meaning import Settings, fields_where
 from vitkit.training.config.merging import layered
 from vitkit.training.config.train_config import TrainConfig
@@ -43,10 +41,7 @@ from vitkit.training.initial_weights import make_model
 from vitkit.training.monitoring.run_log import Display
 from vitkit.training.plan import make_plan
 from vitkit.training.recipes import recipe
-from vitkit.training.recipes.defaults import (
-    MOST_EPOCHS,
-    ImageStatistics,
-)
+from vitkit.training.recipes.defaults import MOST_EPOCHS, ImageStatistics
 from vitkit.training.run import TrainResult
 from vitkit.training.run_folder import RunFolder, check_output, locked, new_folder
 from vitkit.training.train import train
@@ -86,8 +81,7 @@ def run_search(config: TrainConfig, clock: Callable[[], float] = time.monotonic)
             try:
                 search.run()
                 metrics = search.evaluate_winner(test=config.test)
-            finally:  # the table of an interrupted search is written, too
-                search.log_table()
+            finally:  # also of an interrupted search
                 write_bytes(folder.log, "".join(f"{line}\n" for line in search.lines).encode())
     last = RunFolder(folder.root / search.winner).last
     return TrainResult(folder.root, folder.best, last, metrics, search.stopped)
@@ -144,12 +138,6 @@ class _Result:
     correct: Bool[np.ndarray, " N"]
     trained: int = 0
     weights: Path | None = None
-
-    def scores(self) -> Metrics:
-        """Return the validation top-1 with its 95 % interval, and the number of images."""
-        low, high = wilson_interval(int(self.correct.sum()), len(self.correct))
-        top1 = float(self.correct.mean())
-        return {"top1": top1, "top1_low": low, "top1_high": high, "images": len(self.correct)}
 
 
 class _Search:
@@ -235,36 +223,38 @@ class _Search:
         """Run a candidate; log its result, and keep its weights if it is better than before."""
         started = self.clock()
         result = candidate(self.folder.root / name)
+        right, images = int(result.correct.sum()), len(result.correct)
+        low, high = wilson_interval(right, images)
         row: dict[str, Any] = {
             "name": name,
             "description": result.description,
             "trained": result.trained,
             "seconds": round(self.clock() - started, 1),
-            "validation": result.scores(),
-            "compared_with": None,
-            "p": None,
-            "better": None,
-            "leaves_weights": result.weights is not None,
-        }
-        line = f"{name}: validation top-1 {_top1_with_interval(row['validation'])}"
+            "validation": {
+                "top1": right / images, "top1_low": low, "top1_high": high, "images": images,
+            },
+        }  # fmt: skip
+        line = (
+            f"{name} ({result.description}, {result.trained:,} parameters trained, "
+            f"{row['seconds']:.0f} s): validation top-1 {_top1_with_interval(row['validation'])}"
+        )
+        is_better = True
         if before is not None:
             more, fewer = result.correct & ~before.correct, before.correct & ~result.correct
             p, other = mcnemar(int(more.sum()), int(fewer.sum())), self.rows[-1]["name"]
-            better = p < SIGNIFICANCE_LEVEL and more.sum() > fewer.sum()
-            row |= {"compared_with": other, "p": p, "better": bool(better)}
-            verdict = "better than" if better else "worse than"
+            is_better = p < SIGNIFICANCE_LEVEL and bool(more.sum() > fewer.sum())
+            row |= {"compared_with": other, "p": p, "better": is_better}
+            verdict = "better than" if is_better else "worse than"
             if p >= SIGNIFICANCE_LEVEL:
                 verdict = "no significant difference to"
             line += f"; {verdict} {other} (McNemar, p = {p:.2g})"
         self.log(line)
         self.rows.append(row)
         # the first weights are kept in any case
-        if result.weights is not None and (not self.winner or row["better"]):
+        if result.weights is not None and (is_better or not self.winner):
             self.winner = name
             self.folder.best.parent.mkdir(exist_ok=True)
-            # All or nothing: a killed search leaves the previous winner.
-            with replacing(self.folder.best, needed=result.weights.stat().st_size) as temporary:
-                shutil.copyfile(result.weights, temporary)
+            write_bytes(self.folder.best, result.weights.read_bytes())
         self.save()
         return result
 
@@ -280,17 +270,6 @@ class _Search:
             "test": self.test,
         }
         write_bytes(self.folder.search, json.dumps(content, indent=1).encode())
-
-    def log_table(self) -> None:
-        """Print the results as a table."""
-        row = "{:<10}  {:<25}  {:>11}  {:>7}  {}"
-        self.log(
-            row.format("candidate", "validation top-1, 95 %", "trained", "seconds", "description")
-        )
-        for result in self.rows:
-            top1 = _top1_with_interval(result["validation"])
-            numbers = f"{result['trained']:,}", f"{result['seconds']:.0f}"
-            self.log(row.format(result["name"], top1, *numbers, result["description"]))
 
     def evaluate_winner(self, *, test: bool) -> dict[str, Metrics]:
         """Evaluate the winner once on the test split, and store its metrics with its weights."""
@@ -316,8 +295,7 @@ class _Search:
     def _evaluate(self, description: str, done: TrainResult, trained: int | None = None) -> _Result:
         """Evaluate the best weights of a candidate's run on the validation images."""
         stored = load(done.best)
-        if trained is None:
-            trained = sum(parameter.numel() for parameter in stored.model.parameters())
+        trained = trained or sum(parameter.numel() for parameter in stored.model.parameters())
         # preprocessed as the file says, so that `vitkit eval` gives the same score
         model = on_device(stored.model, self.plan.device)
         outputs = self._predict(model, self.plan.dataset.splits["val"], stored.preprocess)
@@ -367,8 +345,9 @@ class _Search:
 
     def _train(self, folder: Path, description: str, settings: Settings) -> _Result:
         """Train for as many epochs as the time allows."""
-        deadline = Deadline(self.clock() + SHARE * (self.budget - self.used), self.clock)
-        done = train(self._config(settings, output=str(folder)), deadline=deadline)
+        ends = self.clock() + SHARE * (self.budget - self.used)
+        config = self._config(settings, output=str(folder))
+        done = train(config, time_left=lambda: ends - self.clock())
         last = load(done.last)
         spec, epochs = last.model.spec, plural(round(last.metadata["epoch"]), "epoch")
         description += f", width {spec.width}, {plural(spec.depth, 'block')}, {epochs}"

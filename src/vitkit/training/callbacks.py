@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
+import operator
 import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -24,18 +23,13 @@ from vitkit.training.config.merging import write_yaml
 from vitkit.training.monitoring.figures import example_predictions
 from vitkit.training.monitoring.run_log import epochs_per_line
 from vitkit.training.optimization.parameters import EMA, train_mode
-from vitkit.training.recipes.defaults import limit_warmup
 from vitkit.training.run import EpochResult, Run, evaluate_split
 from vitkit.training.saving import Save
-from vitkit.training.state.registry import Progress
 from vitkit.training.state.state_folder import withdraw_state
 from vitkit.training.step import StepResult, unsharded_model
 from vitkit.training.trainer import Callback, Trainer
 
 # The ends of a run: early stopping by `patience`, last step, signal, deadline.
-
-WRITTEN_EVERY = 5.0
-"""Seconds after which a new number of epochs is written to config.yaml again."""
 
 
 class Stop(Callback):
@@ -86,19 +80,6 @@ class Stop(Callback):
         return f"{plural(progress.stale, 'epoch')} without a higher validation top-1"
 
 
-@dataclass(frozen=True)
-class Deadline:
-    """The time at which training must end.
-
-    Attributes:
-        ends: by the clock, in seconds.
-        clock: returns the current time, in seconds.
-    """
-
-    ends: float
-    clock: Callable[[], float]
-
-
 class KeepDeadline(Callback):
     """Rescales the learning rate schedule after each epoch, so that it ends at the deadline.
 
@@ -107,55 +88,40 @@ class KeepDeadline(Callback):
 
     Args:
         run: the run; its plan and config.yaml get the number of epochs.
-        deadline: the end of its time.
+        time_left: returns the seconds until the deadline.
     """
 
-    def __init__(self, run: Run, deadline: Deadline) -> None:
-        self.run, self.deadline = run, deadline
-        self._most = run.plan.config.epochs
-        self._warmup = run.plan.config.warmup_epochs
-        self._first_end: float | None = None
-        self._first_epoch = 0
-        self._written = time.monotonic()
+    def __init__(self, run: Run, time_left: Callable[[], float]) -> None:
+        self.run, self.time_left = run, time_left
+        self._most, self._warmup = run.plan.config.epochs, run.plan.config.warmup_epochs
+        self._first: tuple[int, float] | None = None
 
     def after_epoch(self, trainer: Trainer) -> None:
         """End the run at the deadline; else plan for the epochs that fit."""
         if trainer.progress.step >= trainer.last_step:
             return
-        now, epoch = self.deadline.clock(), trainer.epoch
-        left = self.deadline.ends - now
+        left, epoch = self.time_left(), trainer.epoch
         if left <= 0:
             trainer.end(f"epoch {epoch}, when the budget was used up")
             return
-        if self._first_end is None:  # the first epoch is slower than the others
-            self._first_end, self._first_epoch = now, epoch
+        if self._first is None:  # the first epoch is slower than the others
+            self._first = epoch, left
             return
-        each = (now - self._first_end) / (epoch - self._first_epoch)
-        more = math.floor(left / each) if each > 0 else self._most
+        first_epoch, first_left = self._first
+        each = max(first_left - left, 1e-9) / (epoch - first_epoch)
         # there is time left, so one more epoch is begun even if it takes longer
-        self._plan(trainer, min(self._most, epoch + max(1, more)))
-
-    def on_end(self, trainer: Trainer) -> None:
-        """Write the number of epochs."""
-        self._write()
-
-    def _plan(self, trainer: Trainer, epochs: int) -> None:
+        epochs = min(self._most, epoch + max(1, math.floor(left / each)))
         plan = self.run.plan
         if epochs == plan.config.epochs:
             return
         # far fewer epochs than planned must not be all warm-up
-        warmup = limit_warmup(self._warmup, epochs)
+        warmup = min(self._warmup, epochs / 10)
         plan = plan.with_settings({"epochs": epochs, "warmup_epochs": warmup})
         self.run.plan = plan
         trainer.epochs, trainer.last_step = epochs, plan.last_step
         trainer.schedule = plan.learning_rate
         self.run.log.set_total(plan.last_step)
-        if time.monotonic() - self._written >= WRITTEN_EVERY:
-            self._write()
-
-    def _write(self) -> None:
         write_yaml(self.run.folder.config, self.run.settings_to_store())
-        self._written = time.monotonic()
 
 
 # Callbacks that update the EMA of the weights, and set the mode of frozen parts.
@@ -245,9 +211,8 @@ class Evaluate(Callback):
             run.world.broadcast_from_main(
                 lambda: withdraw_state(run.folder.state, run.progress.step)
             )
-            raise NonFiniteError(
-                f"the validation loss is {validation['loss']} after epoch {epoch}; "
-                f"{run.folder.last_state_hint()}; try a lower --lr"
+            raise _non_finite(
+                run, f"the validation loss is {validation['loss']} after epoch {epoch}"
             )
         run.held_out.add(run.world)
         return validation
@@ -271,71 +236,61 @@ class HandleBadNumbers(Callback):
 
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
         """Count a step that changed nothing. Raises `NonFiniteError` where the run stops."""
-        self._count(trainer, result)
-        step = trainer.progress.step
-        is_checked = step == trainer.last_step
-        if step % trainer.steps_per_epoch == 0:  # validation would show it
-            is_checked = "val" not in self.run.plan.dataset.splits
-        if is_checked:
-            self._refuse_bad_weights(trainer)
-
-    def _count(self, trainer: Trainer, result: StepResult) -> None:
-        progress, log = trainer.progress, self.run.log
+        run, progress = self.run, trainer.progress
         if result.overflow:
             step = progress.step - 1
-            log.info(f"float16: the gradient overflows at step {step}; lowering the loss scale")
-        if result.bad is None:
-            return
-        progress.skipped += 1
-        progress.skipped_in_a_row += 1
-        text = _describe_bad_step(self.run, result, trainer.learning_rate)
-        stops = self.run.plan.config.on_nan == "stop"
-        # the step changed nothing, so it is not counted: a resumed run makes it again
-        if stops or progress.skipped_in_a_row >= MOST_SKIPPED:
-            progress.step -= 1
-            mend = "try a lower --lr (--find-lr searches for one)"
-            if self.run.plan.precision != "off":
-                mend += " or --amp off"
-            raise NonFiniteError(f"{text}; {self.run.folder.last_state_hint()}; {mend}")
-        log.info(f"{text}; step skipped ({progress.skipped} so far)")
-
-    def _refuse_bad_weights(self, trainer: Trainer) -> None:
-        """Raise `NonFiniteError` for weights that are not finite numbers, in all processes."""
-        # with a far too high rate weights overflow although the gradient is finite
-        weights = (local_tensor(weight) for weight in self.run.model.parameters())
-        is_bad = not all(bool(weight.isfinite().all()) for weight in weights)
-        if self.run.world.all_reduce_max(int(is_bad)):
-            raise NonFiniteError(
-                f"the weights are not finite after step {trainer.progress.step} (lr "
-                f"{trainer.learning_rate:.3g}); {self.run.folder.last_state_hint()}; try a lower "
-                "--lr (--find-lr searches for one)"
-            )
+            run.log.info(f"float16: the gradient overflows at step {step}; lowering the loss scale")
+        if result.bad is not None:
+            progress.skipped += 1
+            progress.skipped_in_a_row += 1
+            text = _describe_bad_step(run, result, trainer.learning_rate)
+            if run.plan.config.on_nan == "stop" or progress.skipped_in_a_row >= MOST_SKIPPED:
+                # the step changed nothing, so it is not counted: a resumed run makes it again
+                progress.step -= 1
+                raise _non_finite(run, text)
+            run.log.info(f"{text}; step skipped ({progress.skipped} so far)")
+        is_checked = progress.step == trainer.last_step
+        if progress.step % trainer.steps_per_epoch == 0:  # validation would show it
+            is_checked = "val" not in run.plan.dataset.splits
+        if is_checked:
+            # with a far too high rate weights overflow although the gradient is finite
+            weights = (local_tensor(weight) for weight in run.model.parameters())
+            is_bad = not all(bool(weight.isfinite().all()) for weight in weights)
+            if run.world.all_reduce_max(int(is_bad)):
+                rate = f"lr {trainer.learning_rate:.3g}"
+                raise _non_finite(
+                    run, f"the weights are not finite after step {progress.step} ({rate})"
+                )
 
     def after_epoch(self, trainer: Trainer) -> None:
         """Raise `NonFiniteError` far above ln K, the cross-entropy of a uniform guess."""
         config, chance = self.run.plan.config, math.log(self.run.plan.spec.num_classes)
-        train_loss = trainer.progress.mean_loss
+        loss = trainer.progress.mean_loss
         # ln K is a bound for cross-entropy only
         labels_alone = config.loss == "cross-entropy" and config.teacher is None
         # of two classes twice ln K is 1.39, which a few bad steps may exceed
-        if labels_alone and train_loss > max(2 * chance, chance + 2):
-            raise NonFiniteError(
-                f"training loss {train_loss:.3g} after epoch {trainer.epoch}; guessing gives "
-                f"{chance:.3g}; {self.run.folder.last_state_hint()}; try a --lr below "
-                f"{config.lr:g} (--find-lr searches for one)"
-            )
+        if labels_alone and loss > max(2 * chance, chance + 2):
+            text = f"training loss {loss:.3g} after epoch {trainer.epoch}"
+            raise _non_finite(self.run, f"{text}; guessing gives {chance:.3g}")
+
+
+def _non_finite(run: Run, text: str) -> NonFiniteError:
+    """Return the error with where to resume, and what to change."""
+    mend = "try a lower --lr (--find-lr searches for one)"
+    if run.plan.precision != "off":
+        mend += " or --amp off"
+    return NonFiniteError(f"{text}; {run.folder.last_state_hint()}; {mend}")
 
 
 def _describe_bad_step(run: Run, result: StepResult, rate: float) -> str:
     """Name the non-finite value of the last step, with the images of its batch."""
-    step, plan = run.progress.step - 1, run.plan
-    indices, where = plan.steps.indices(step), ""
+    step, plan, where = run.progress.step - 1, run.plan, ""
+    indices = plan.steps.indices(step)
     if run.world.size > 1 and result.rank is not None:
         # each of n processes has every n-th image of the batch
         indices = indices[result.rank :: run.world.size]
         where = f" on rank {result.rank}"
-    split = plan.dataset.splits["train"]
-    names = ", ".join(split.name(int(i)) for i in indices[:3])
+    names = ", ".join(map(plan.dataset.splits["train"].name, indices[:3].tolist()))
     value = result.loss if result.bad == "loss" else result.norm
     return (
         f"the {result.bad} is {value}{where} at step {step} (lr {rate:.3g}, "
@@ -349,8 +304,7 @@ LOOK_EVERY = 10.0
 """Least seconds between two logs of examples and weights, which would slow short epochs."""
 
 
-@dataclass
-class Timing:
+class Timing(NamedTuple):
     """Totals of a run at one moment, or the difference of two of them; times in seconds.
 
     Attributes:
@@ -367,12 +321,7 @@ class Timing:
 
     def since(self, earlier: Timing) -> Timing:
         """Return the difference to an earlier moment."""
-        return Timing(
-            self.moment - earlier.moment,
-            self.steps - earlier.steps,
-            self.images - earlier.images,
-            self.waiting - earlier.waiting,
-        )
+        return Timing(*map(operator.sub, self, earlier))
 
     def speed(self) -> dict[str, float]:
         """Return images per second and the share of the time spent waiting, of a difference."""
@@ -381,15 +330,10 @@ class Timing:
 
 
 def memory(device: torch.device) -> dict[str, float]:
-    """Return the memory of this process in MB: `memory` (resident), and `cuda_memory` (peak)."""
-    try:
-        # The second number of statm is the resident set.
-        pages = int(Path("/proc/self/statm").read_bytes().split()[1])
-        used = float(pages * os.sysconf("SC_PAGE_SIZE"))
-    except OSError:  # not Linux: the peak, in bytes on macOS and in kilobytes elsewhere
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        used = float(peak if sys.platform == "darwin" else peak * 1024)
-    found = {"memory": used / 1e6}
+    """Return the most memory that this process has had, in MB: `memory`, and `cuda_memory`."""
+    # bytes on macOS, kilobytes elsewhere
+    unit = 1 if sys.platform == "darwin" else 1024
+    found = {"memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6}
     if device.type == "cuda":
         found["cuda_memory"] = torch.cuda.max_memory_allocated(device) / 1e6
     return found
@@ -404,7 +348,7 @@ class ReportProgress(Callback):
 
     def __init__(self, run: Run) -> None:
         self.run, self.plan, self.log = run, run.plan, run.log
-        self._totals = Timing()
+        self._steps, self._waiting = 0, 0.0
         self._start = self._epoch = self._pace = Timing()
         # Long ago, so that the first epoch has examples.
         self._looked = -LOOK_EVERY
@@ -418,12 +362,12 @@ class ReportProgress(Callback):
             batch = next(iterator, None)
             if batch is None:
                 return
-            self._totals.waiting += time.perf_counter() - start
+            self._waiting += time.perf_counter() - start
             yield batch
 
     def _now(self) -> Timing:
-        # a copy: the totals change with the next step
-        return replace(self._totals, moment=time.perf_counter())
+        images = self._steps * self.plan.config.batch_size
+        return Timing(time.perf_counter(), self._steps, images, self._waiting)
 
     def before_epoch(self, trainer: Trainer) -> None:
         """Restart the epoch's timing: the time between two epochs counts for neither."""
@@ -432,34 +376,42 @@ class ReportProgress(Callback):
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
         """Show the bar or a line, and log the curves."""
         epoch, step, loss = trainer.epoch, trainer.progress.step, result.loss
-        self._totals.steps += 1
-        self._totals.images += self.plan.config.batch_size
+        self._steps += 1
         if self.log.display.is_due():
             self._show(epoch, step, loss)
-        if self._is_logged(step, trainer.last_step):
+        # the last step is logged, too, and those that end short epochs
+        interval, steps = self.plan.config.log_interval, trainer.steps_per_epoch
+        ends_epoch = step % steps == 0
+        if step % interval == 0 or step == trainer.last_step or (ends_epoch and steps < interval):
             speed = self._now().since(self._epoch).speed() | memory(self.plan.device)
             values = {"train_loss": loss, "lr": trainer.learning_rate}
             self.log.step({"epoch": epoch, "step": step}, values | speed)
         # read now: validation must not count for the epoch's speed
-        if step % self.plan.steps.steps_per_epoch == 0:
+        if ends_epoch:
             self._pace = self._now().since(self._epoch)
-
-    def _is_logged(self, step: int, last_step: int) -> bool:
-        """Return whether a step is logged: also the last one, and those that end short epochs."""
-        interval, steps = self.plan.config.log_interval, self.plan.steps.steps_per_epoch
-        ends_short_epoch = steps < interval and step % steps == 0
-        return step % interval == 0 or step == last_step or ends_short_epoch
 
     def after_epoch(self, trainer: Trainer) -> None:
         """Log a validated epoch, and sometimes example predictions."""
-        result, progress = self.run.epoch_result, self.run.progress
+        result, step = self.run.epoch_result, self.run.progress.step
         assert result is not None, "after `Evaluate`"
-        self._write_row(result, progress)
-        if self.run.world.is_main:
-            self._show_examples(result.model, result.epoch, progress.step)
+        self._write_row(result)
+        # unless the last ones are only seconds old
+        recent = time.monotonic() - self._looked < LOOK_EVERY
+        config = self.run.plan.config
+        if not self.run.world.is_main or (recent and result.epoch < config.epochs):
+            return
+        if config.log_examples and "val" in self.plan.dataset.splits:
+            device = next(result.model.parameters()).device
+            sheet = example_predictions(
+                result.model, self.plan.dataset, self.plan.preprocess, device
+            )
+            self.log.image("val/examples", sheet, step)
+        if config.log_histograms:
+            self.log.weights(result.model, step)
+        self._looked = time.monotonic()
 
-    def _write_row(self, result: EpochResult, progress: Progress) -> None:
-        epoch, validation = result.epoch, result.validation
+    def _write_row(self, result: EpochResult) -> None:
+        epoch, validation, progress = result.epoch, result.validation, self.run.progress
         values = {f"val_{name}": v for name, v in validation.items() if name != "images"}
         speed = self._pace.speed()
         self.log.epoch(
@@ -486,31 +438,9 @@ class ReportProgress(Callback):
             on_terminal=is_better or epoch % epochs_per_line(epochs) == 0 or epoch == epochs,
         )
 
-    def _show_examples(self, model: ViT, epoch: int, step: int) -> None:
-        """Log example predictions and histograms, unless the last ones are only seconds old.
-
-        Args:
-            model: in eval mode.
-            epoch: counted from 1; the last one is always looked at.
-            step: step of the run.
-        """
-        plan = self.run.plan
-        config = plan.config
-        recent = time.monotonic() - self._looked < LOOK_EVERY
-        if recent and epoch < config.epochs:
-            return
-        if config.log_examples and "val" in plan.dataset.splits:
-            device = next(model.parameters()).device
-            sheet = example_predictions(model, plan.dataset, plan.preprocess, device)
-            self.log.image("val/examples", sheet, step)
-        if config.log_histograms:
-            self.log.weights(model, step)
-        self._looked = time.monotonic()
-
     def _show(self, epoch: int, step: int, loss: float) -> None:
-        speed = self._now().since(self._epoch).speed()
-        used = memory(self.plan.device)
-        since_start = self._now().since(self._start)
+        now, used = self._now(), memory(self.plan.device)
+        speed, since_start = now.since(self._epoch).speed(), now.since(self._start)
         on_device = f" + {used['cuda_memory'] / 1000:.1f} on CUDA" if "cuda_memory" in used else ""
         self.log.display.show(
             step,

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from vitkit.data.augmentation.pipeline import BatchTransform, ModelInputs
 from vitkit.data.datasets.splitting import match_classes
 from vitkit.data.loading.loader import Batch
-from vitkit.errors import CheckpointError, SettingError, UserError
+from vitkit.errors import CheckpointError, SettingError
 from vitkit.frozen import frozen
 from vitkit.io.caches import tensor_digests
 from vitkit.io.results import import_by_name
@@ -132,14 +132,15 @@ class Teacher:
         output = self.model.eval()(images.to(next(dtypes, images.dtype)))
         logits = getattr(output, "logits", output)
         if not isinstance(logits, Tensor) or logits.ndim != 2:
-            is_tensor = isinstance(logits, Tensor)
-            found = f"a tensor {tuple(logits.shape)}" if is_tensor else type(logits).__name__
+            found = f"{type(logits).__name__} {tuple(getattr(logits, 'shape', ()))}"
             raise SettingError(
                 f"the teacher {type(self.model).__name__} returns {found}; expected logits (B, K): "
                 "wrap it in a module whose forward returns them"
             )
         logits = logits.float()
-        return logits if self.columns is None else logits[:, list(self.columns)]
+        if self.columns is None:
+            return logits
+        return logits[:, list(self.columns)]
 
     def for_classes(
         self, classes: tuple[str, ...], preprocess: Preprocess, device: torch.device
@@ -165,8 +166,7 @@ class Teacher:
             ) from None
         known = self.classes or classes
         # By name: the teacher may count its classes in another order.
-        match = match_classes(classes, known)
-        problem = ""
+        match, problem = match_classes(classes, known), ""
         if num_logits != len(known):
             whose = "names of" if self.classes else "the data have"
             problem = f"has {num_logits} classes and {whose} {len(known)}"
@@ -234,22 +234,21 @@ def as_teacher(
         SettingError: a function cannot be imported or called, or something is of another type.
     """
     made: Any = source
-    if isinstance(source, str) and IMPORTED.fullmatch(source):
-        try:
+    try:
+        if isinstance(source, str) and IMPORTED.fullmatch(source):
             made = import_by_name(source)
             if not isinstance(made, Teacher | Checkpoint | nn.Module):
                 made = made()
-        except Exception as error:  # whatever a user's own function raises
-            raise SettingError(
-                f"{argument} {source} cannot be built: {type(error).__name__}: {error}; pass a "
-                "checkpoint, or package.module:function of a function without arguments that "
-                "returns a module"
-            ) from error
-    elif isinstance(source, str | Path):
-        try:
+        elif isinstance(source, str | Path):
             made = load(source, trust_pickle=trust_pickle)
-        except UserError as error:
-            raise CheckpointError(f"{argument}: {error}") from None
+    except CheckpointError as error:
+        raise CheckpointError(f"{argument}: {error}") from None
+    except Exception as error:  # whatever a user's own function raises
+        raise SettingError(
+            f"{argument} {source} cannot be built: {type(error).__name__}: {error}; pass a "
+            "checkpoint, or package.module:function of a function without arguments that returns "
+            "a module"
+        ) from error
     if isinstance(made, Checkpoint):
         # Assumed names would be matched with those of the data, so they do not count.
         classes = () if made.classes_assumed else made.classes
@@ -273,13 +272,13 @@ def _own_preprocess(model: nn.Module) -> Preprocess | None:
     first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
     if first is not None and first.in_channels != len(config["mean"]):
         return None  # rebuilt for another number of channels than the mean has
-    built_size = getattr(getattr(model, "patch_embed", None), "img_size", None)
-    known = config.get("interpolation") in ("nearest", "bilinear", "bicubic")
+    # of a model that was built for another size
+    size = getattr(getattr(model, "patch_embed", None), "img_size", None)
     return Preprocess(
-        image_size=built_size if isinstance(built_size, tuple) else tuple(config["input_size"][1:]),
-        mean=tuple(config["mean"]),
-        std=tuple(config["std"]),
-        interpolation=config["interpolation"] if known else "bicubic",
+        image_size=size or config["input_size"][1:],
+        mean=config["mean"],
+        std=config["std"],
+        interpolation=config.get("interpolation", "bicubic"),
     )
 
 

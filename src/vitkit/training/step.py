@@ -24,7 +24,7 @@ from vitkit.devices import seed_generators
 from vitkit.distributed import ProcessGroup, full_tensor, is_sharded, local_tensor
 from vitkit.models.vit import ViT
 from vitkit.process import StopFlag
-from vitkit.randomness import hash64
+from vitkit.randomness import Draw, hash64
 from vitkit.shapes import Loss
 from vitkit.training.optimization.precision import LossScale, Precision, autocast
 
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 Transform = Callable[[Batch, int, int], ModelInputs]
 """(batch, step, part of the step) -> inputs of the objective."""
-DROPOUT = 0x0D09
-"""Key of a step's generator, among the random numbers drawn from the seed."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +201,7 @@ class TrainingStep:
     def _seed(self, step: int, part: int) -> None:
         """Seed torch: dropout is a function of (seed, step, part)."""
         # 63 bits, as torch's seeds are signed
-        seed_generators((int(hash64(self.seed, step, DROPOUT)) >> 1) + part)
+        seed_generators((int(hash64(self.seed, step, Draw.DROPOUT)) >> 1) + part)
 
 
 # Several processes with a whole model each: wrapped in DDP, which averages their gradients.

@@ -25,7 +25,6 @@ from vitkit.models.vit import ViT
 from vitkit.process import StopFlag, raise_on_signal, stop_on_signal
 from vitkit.training.callbacks import (
     AverageWeights,
-    Deadline,
     Evaluate,
     HandleBadNumbers,
     KeepDeadline,
@@ -66,7 +65,7 @@ from vitkit.training.tuning import tune_settings
 def train(
     config: TrainConfig,
     callbacks: Sequence[Callable[[], Callback]] = (),
-    deadline: Deadline | None = None,
+    time_left: Callable[[], float] | None = None,
 ) -> TrainResult:
     """Train or resume, and evaluate the best weights once on the test split.
 
@@ -75,7 +74,8 @@ def train(
         callbacks: further concerns of the run, called before its own: classes, or functions
             without arguments that build one. With `devices` above 1 the processes import them by
             name: they must be in a module, not in a script or a function.
-        deadline: the schedule is shortened to end by then; of a run of one process.
+        time_left: returns the seconds until the run must end: the schedule is shortened to fit;
+            of a run of one process.
 
     Raises:
         UserError: anything wrong with the settings, the data or the place to write, before the
@@ -106,7 +106,7 @@ def train(
         run.further = further
         if config.probe:
             return _fit_probe(run)
-        return _make_steps(run, stopped, deadline)
+        return _make_steps(run, stopped, time_left)
 
 
 @contextmanager
@@ -256,7 +256,7 @@ def _fit_probe(run: Run) -> TrainResult:
 
 
 def _make_steps(
-    run: Run, stopped: StoppedRun | None, deadline: Deadline | None = None
+    run: Run, stopped: StoppedRun | None, time_left: Callable[[], float] | None = None
 ) -> TrainResult:
     """Make the remaining steps, and finish."""
     plan, folder, progress = run.plan, run.folder, run.progress
@@ -268,7 +268,7 @@ def _make_steps(
     over = progress.step >= plan.last_step or stop.out_of_patience() is not None
     finished = stopped is not None and over and not progress.unvalidated
     _prepare(run, stopped, finished=finished)
-    callbacks = callbacks_of(run, report, stop, save, deadline)
+    callbacks = callbacks_of(run, report, stop, save, time_left)
     trainer = Trainer(
         run.training_step,
         progress,
@@ -313,7 +313,11 @@ def _prepare(run: Run, stopped: StoppedRun | None, *, finished: bool = False) ->
 
 
 def callbacks_of(
-    run: Run, report: ReportProgress, stop: Stop, save: Save, deadline: Deadline | None = None
+    run: Run,
+    report: ReportProgress,
+    stop: Stop,
+    save: Save,
+    time_left: Callable[[], float] | None = None,
 ) -> list[Callback]:
     """List the callbacks of a run, in the order that exact resuming needs."""
     return [
@@ -323,7 +327,7 @@ def callbacks_of(
         *([AverageWeights(run.ema, run.model)] if run.ema else []),
         SaveBeforeValidation(save),  # validation may be long, and be killed
         Evaluate(run, save),
-        *([KeepDeadline(run, deadline)] if deadline else []),
+        *([KeepDeadline(run, time_left)] if time_left else []),
         report,
         stop,  # before `save`, which writes the files of an ending run
         save,

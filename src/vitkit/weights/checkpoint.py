@@ -16,11 +16,12 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from vitkit.data.images.preprocess import Preprocess
 from vitkit.errors import CheckpointError
 from vitkit.messages import plural
 from vitkit.models.interface.pretrained import Origin
 from vitkit.models.vit import ViT
-from vitkit.spec import Preprocess, ViTSpec
+from vitkit.spec import ViTSpec
 from vitkit.weights.catalogue import ASSUMED, imagenet, names_are_assumed
 
 PUBLISHER = "vitkit.weights.publish:publish"

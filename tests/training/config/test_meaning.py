@@ -12,7 +12,6 @@ import vitkit
 from vitkit import TrainConfig
 from vitkit.frozen import field_names
 from vitkit.training.config.meaning import Meaning, fields_where, meanings
-from vitkit.training.config.train_config import kind_of_run
 
 FACTS = [
     (
@@ -106,14 +105,3 @@ def test_every_fact_is_asked_for_by_some_code(fact):
     asked = re.compile(rf"fields_where\(TrainConfig, {fact}=|meaning\.{fact}\b")
     users = [path for path in root.rglob("*.py") if path.name != "meaning.py"]
     assert any(asked.search(path.read_text(encoding="utf-8")) for path in users)
-
-
-def test_runs_that_differ_in_seed_and_paths_are_of_one_kind():
-    def kind(**settings: object) -> object:
-        return kind_of_run(TrainConfig(**{"data": "digits"} | settings).to_json())
-
-    start = {"sha256": "a", "path": "first"}
-    one = kind(seed=1, output="a", workers=3, pretrained="first", start=start)
-    assert kind(pretrained="second", start=start | {"path": "second"}) == one
-    for other in ({"lr": 0.1}, {"data": "mnist"}, {"start": {"sha256": "b"}}, {"teacher": "t"}):
-        assert kind(**{"start": start} | other) != one

@@ -18,11 +18,8 @@ from torch.nn import functional as F
 
 from vitkit.errors import SettingError
 from vitkit.frozen import frozen
-from vitkit.randomness import hash64, uniform
+from vitkit.randomness import Draw, hash64, uniform
 from vitkit.shapes import Images
-
-MIXING = 0x317
-"""Key of the random numbers of mixing, among those drawn from the seed."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +85,7 @@ class Mixing:
             part: part of the step, counted over all processes and micro-batches.
             size: (H, W) of the images, in pixels.
         """
-        key = int(hash64(self.seed, step, MIXING, part))
+        key = int(hash64(self.seed, step, Draw.MIXING, part))
         # numpy promises that this generator's numbers stay what they are (NEP 19).
         generator = np.random.RandomState([key & 0xFFFFFFFF, key >> 32])
         # All four are always drawn, so that the weight does not depend on which are used.
@@ -150,7 +147,6 @@ def erase(
     seed: int,
     augmentation_key: Int64[np.ndarray, " B"],
     indices: Int64[np.ndarray, " B"],
-    purpose: int,
 ) -> Images:
     """Put noise into a box of some images, in place.
 
@@ -160,10 +156,9 @@ def erase(
         seed: seed of the run.
         augmentation_key: epoch and view of each (B,), `randomness.augmentation_key`.
         indices: the images' indices in the split (B,).
-        purpose: key of the random numbers.
     """
-    drawn = np.flatnonzero(uniform(seed, augmentation_key, indices, purpose, 0) < chance)
-    keys = (seed, augmentation_key[drawn], indices[drawn], purpose)
+    drawn = np.flatnonzero(uniform(seed, augmentation_key, indices, Draw.ERASE, 0) < chance)
+    keys = (seed, augmentation_key[drawn], indices[drawn], Draw.ERASE)
     attempts = np.arange(ERASING_ATTEMPTS)[:, None]
     boxes = _boxes(
         (images.shape[2], images.shape[3]), [uniform(*keys, n, attempts) for n in NUMBERS]

@@ -35,15 +35,10 @@ from vitkit.data.augmentation.mixing import Mixing, Mixture, erase
 from vitkit.data.augmentation.policies import Policy, apply, colour_jitter, policy
 from vitkit.data.images.preprocess import pil_image, standardise_in_place, to_unit
 from vitkit.data.images.read import ImageSource, as_pixels, read_image
-from vitkit.data.loading.crop_flip import (
-    ERASE,
-    JITTER,
-    POLICY,
-    Augmentation,
-)
+from vitkit.data.loading.crop_flip import Augmentation
 from vitkit.data.loading.loader import Batch
 from vitkit.errors import SettingError, UserCodeError, VitkitError, check_type
-from vitkit.randomness import augmentation_key, hash64
+from vitkit.randomness import Draw, augmentation_key, hash64
 from vitkit.shapes import Images
 from vitkit.spec import Preprocess, Resizer
 
@@ -98,9 +93,9 @@ class BatchTransform:
         augmentation = augmentation or Augmentation()
         self._policies: list[tuple[int, Policy]] = []
         if augmentation.aa is not None:
-            self._policies.append((POLICY, policy(augmentation.aa)))
+            self._policies.append((Draw.POLICY, policy(augmentation.aa)))
         if augmentation.color_jitter > 0:
-            self._policies.append((JITTER, colour_jitter(augmentation.color_jitter)))
+            self._policies.append((Draw.JITTER, colour_jitter(augmentation.color_jitter)))
         self._erase_chance = augmentation.reprob
 
     def __call__(self, batch: Batch, step: int, part: int = 0) -> ModelInputs:
@@ -142,7 +137,7 @@ class BatchTransform:
         images = standardise_in_place(images, self.preprocess)
         # Erasing comes after normalisation: its noise is standard normal.
         if self._erase_chance > 0:
-            erase(images, self._erase_chance, self.seed, key, indices, ERASE)
+            erase(images, self._erase_chance, self.seed, key, indices)
         return images
 
 
@@ -299,9 +294,6 @@ def _key(key: Sequence[int] | None) -> tuple[int, int, int, int]:
 
 # A user's own transform of training images, made a function of (seed, epoch, index, view).
 
-USER = 7
-"""Key of the random numbers, beside those of `crop_flip`."""
-
 
 class UserTransform:
     """A function from the pixels of a training image to other pixels, by a user's own function.
@@ -335,7 +327,7 @@ class UserTransform:
             UserCodeError: the function raises, or returns something that is no image.
         """
         given = pil_image(pixels)
-        with _seeded(int(hash64(self.seed, augmentation_key, index, USER))):
+        with _seeded(int(hash64(self.seed, augmentation_key, index, Draw.TRANSFORM))):
             try:
                 return as_pixels(self.function(given), image)
             except VitkitError as error:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitkit.data.images.read import ImageSource, read_image
 from vitkit.errors import SettingError, ShapeError
-from vitkit.spec import Preprocess
+from vitkit.spec import Preprocess as Preprocess
 
 RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
@@ -219,23 +219,10 @@ def in_channels(
     return np.array(Image.fromarray(image).convert("L"))[:, :, None]
 
 
-def read_and_preprocess(
-    image: ImageSource | list[Any] | tuple[Any, ...], preprocess: Preprocess
+def _read_and_preprocess(
+    preprocess: Preprocess, image: ImageSource | list[Any] | tuple[Any, ...]
 ) -> Float[Tensor, "*B C h w"]:
-    """Return the normalised input of one image (C, h, w), or of a list of them (B, C, h, w).
-
-    Args:
-        image: a path, an encoded file's bytes, a PIL image, or (H, W, 3), (H, W, 1) or (H, W)
-            uint8 [0, 255]; or a list of these.
-        preprocess: size (h, w), channels C, mean and std.
-
-    Returns:
-        float32, on the CPU.
-
-    Raises:
-        ImageError: an image that cannot be used, by name or number.
-        SettingError: not an image; or an empty list.
-    """
+    """Return the input of one image (C, h, w), or of a list of them, as `Preprocess` describes."""
     if not isinstance(image, list | tuple):
         return preprocess_images([read_image(image)], preprocess)[0]
     if not image:
@@ -243,3 +230,6 @@ def read_and_preprocess(
     # Bytes and arrays have no name of their own: messages name their index.
     pixels = [read_image(source, f"image {number}") for number, source in enumerate(image)]
     return preprocess_images(pixels, preprocess)
+
+
+Preprocess.read = _read_and_preprocess

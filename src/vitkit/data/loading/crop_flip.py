@@ -18,13 +18,11 @@ from vitkit.data.images.decode import REDUCTIONS, reduced_size
 from vitkit.data.images.preprocess import fit, in_channels, squash
 from vitkit.errors import SettingError
 from vitkit.frozen import frozen
-from vitkit.randomness import as_uniform, integer_hash, uniform
+from vitkit.randomness import Draw, as_uniform, integer_hash, uniform
 from vitkit.spec import Preprocess, Resizer
 
 PixelBatch = UInt8[np.ndarray, "B H W C"]
 
-# Keys of random numbers: a separate one for each purpose.
-CROP, FLIP, SHIFT, POLICY, JITTER, ERASE = 1, 2, 3, 4, 5, 6
 CROP_RATIOS = (3 / 4, 4 / 3)
 CROP_ATTEMPTS = 10
 
@@ -131,7 +129,7 @@ class Augmentation:
             (B, H, W, C).
         """
         if self.flip > 0:
-            flipped = uniform(seed, augmentation_keys, indices, FLIP) < self.flip
+            flipped = uniform(seed, augmentation_keys, indices, Draw.FLIP) < self.flip
             for row in np.flatnonzero(flipped):
                 # numpy moves the bytes of a reversed view one by one
                 pixels[row] = torch.from_numpy(pixels[row]).flip(1).numpy()
@@ -160,7 +158,7 @@ def crop_box(
     height, width = size
     low = math.log(CROP_RATIOS[0])
     high = math.log(CROP_RATIOS[1])
-    drawn = integer_hash(seed, augmentation_key, index, CROP)
+    drawn = integer_hash(seed, augmentation_key, index, Draw.CROP)
     hashes = [integer_hash(number, after=drawn) for number in range(4)]
     for attempt in range(CROP_ATTEMPTS):
         part, place, across, down = (as_uniform(integer_hash(attempt, after=h)) for h in hashes)
@@ -195,7 +193,7 @@ def _shift_batch(
     indices: Int64[np.ndarray, "B"],
 ) -> PixelBatch:
     """Shift each image of a batch by a random number of pixels; its edges are repeated."""
-    draws = uniform(seed, augmentation_keys, indices[None, :], SHIFT, np.arange(2)[:, None])
+    draws = uniform(seed, augmentation_keys, indices[None, :], Draw.SHIFT, np.arange(2)[:, None])
     # Every whole number from -largest to largest is equally likely.
     down, across = (draws * (2 * largest + 1)).astype(np.int64) - largest
     return _shift(np.ascontiguousarray(pixels), down, across)

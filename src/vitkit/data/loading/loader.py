@@ -31,7 +31,7 @@ from vitkit.data.images.decode import Decoded
 from vitkit.data.images.preprocess import fit, normalise
 from vitkit.data.loading.crop_flip import Augmentation
 from vitkit.errors import DataError, LoaderError, VitkitError
-from vitkit.randomness import augmentation_key, hash64, permutation
+from vitkit.randomness import Draw, augmentation_key, hash64, permutation
 from vitkit.spec import Preprocess
 
 # `Batch`: the pixels, labels and places of some images; the order of the images of an epoch.
@@ -93,10 +93,6 @@ PixelTransform = Callable[[UInt8[np.ndarray, "H W C"], int, int, str], UInt8[np.
 
 
 # The order in which the images of a split are trained on: a pure function of (seed, epoch).
-
-MIXED = -2
-MIXED = -2
-"""Key of the random numbers that mix the images of balanced classes."""
 
 
 def steps_of_epoch(images: int, batch_size: int, *, fill: bool = False) -> int:
@@ -178,7 +174,9 @@ def balanced_order(
     position = np.arange(len(labels)) - np.repeat(np.cumsum(quotas) - quotas, quotas)
     # A quota larger than the class starts again with its first image.
     drawn = by_class[np.repeat(starts, quotas) + position % np.repeat(counts, quotas)]
-    return drawn[np.argsort(hash64(seed, epoch, MIXED, np.arange(len(labels))), kind="stable")]
+    return drawn[
+        np.argsort(hash64(seed, epoch, Draw.BALANCED_ORDER, np.arange(len(labels))), kind="stable")
+    ]
 
 
 def class_counts(labels: Int64[np.ndarray, " N"], classes: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from vitkit.models.initialisation import HEADS, initialise
 from vitkit.models.interface.intermediates import Intermediates
 from vitkit.models.interface.pretrained import Origin
 from vitkit.models.readout import Readout
-from vitkit.other_names import POOLINGS, translate_keywords
+from vitkit.other_names import field_value, translate_keywords
 from vitkit.spec import ViTSpec
 
 COMPILED = "_orig_mod"
@@ -155,8 +155,7 @@ def _pooling(global_pool: str | None, spec: ViTSpec) -> str:
     """Return the pooling that timm's `global_pool` means for a model."""
     if global_pool is None:
         return spec.pooling
-    pooling = POOLINGS.get(global_pool)
-    if pooling is None or (pooling == "map" and spec.pooling != "map"):
-        more = "; all tokens are those of model.forward_features(images)" if not global_pool else ""
-        raise SpecError(f"global_pool {global_pool!r}: pass 'token' or 'avg'{more}")
+    pooling: str = field_value("global_pool", global_pool)
+    if pooling == "map" != spec.pooling:
+        raise SpecError("global_pool 'map': the model has no attention pooling; pass token or avg")
     return pooling

@@ -255,20 +255,16 @@ def _of_batches(config: TrainConfig, processes: int) -> Iterator[Contradiction]:
 
 def _of_pixels(config: TrainConfig) -> Iterator[Contradiction]:
     """Yield statistics of pixels from 0 to 255: pixels are divided by 255 before."""
-    for name, values in (("mean", config.mean), ("std", config.std)):
-        if values is None:
-            continue
-        lowest, in_range = "0", min(values) >= 0
-        if name == "std":  # pixels are divided by it
-            lowest, in_range = "above 0", min(values) > 0
-        if in_range and max(values) <= 1:
-            continue
-        hint = ""
-        if min(values) >= 0 and max(values) <= 255:
-            divided = " ".join(f"{value / 255:.3f}" for value in values)
-            hint = f"; for pixels of 0 to 255 divide by 255: {divided}"
-        given = " ".join(f"{value:g}" for value in values)
-        yield Contradiction((), f"--{name} {given}: expected values from {lowest} to 1{hint}")
+    for name, expected in (("mean", "from 0 to 1"), ("std", "from above 0 to 1")):
+        values = getattr(config, name) or (0.5,)
+        is_low = min(values) < 0 or (name == "std" and min(values) == 0)
+        if is_low or max(values) > 1:
+            given = " ".join(f"{value:g}" for value in values)
+            hint = ""
+            if not is_low:
+                hint = "; for pixels of 0 to 255 divide by 255: "
+                hint += " ".join(f"{value / 255:.3f}" for value in values)
+            yield Contradiction((), f"--{name} {given}: expected values {expected}{hint}")
 
 
 def changes_images(settings: Mapping[str, Any]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from vitkit.errors import SettingError
@@ -114,31 +113,13 @@ class RunConfig(TrainConfig):
     crop_scale: PositiveFraction
 
 
-# The settings that two runs share if they are repeats (other seeds) of each other.
+# The settings that two runs may differ in and be repeats (other seeds) of each other.
 
 
-def kind_of_run(settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the settings in which two runs differ if one is not a repeat of the other.
-
-    Neither the seed nor the path of the weights that they started from is among them.
-
-    Args:
-        settings: settings of a run, as its checkpoint stores them.
-
-    Returns:
-        The settings; `None` if there are none.
-    """
+def not_of_the_kind() -> tuple[str, ...]:
+    """Return the settings that do not change which kind of run it is, such as the seed."""
     not_compared = fields_where(TrainConfig, resume="not compared")
     without_weight = fields_where(TrainConfig, changes_result=False)
     # these may have another path on resume, but they define the run
-    ignored = {*not_compared, *without_weight} - {"data", "relabel", "teacher", "start"}
-    # a setting newer than the run had its default; one that is gone made no difference
-    known = USUAL | dict(settings) if settings else {}
-    kind = {name: known[name] for name in field_names(TrainConfig) if name in known}
-    kind = {name: value for name, value in kind.items() if name not in ignored}
-    start = kind.get("start")
-    if isinstance(start, Mapping):
-        # the same weights may come from another path
-        kind["start"] = start.get("sha256")
-        kind.pop("pretrained", None)
-    return kind or None
+    names = {*not_compared, *without_weight} - {"data", "relabel", "teacher", "start"}
+    return tuple(name for name in field_names(TrainConfig) if name in names)

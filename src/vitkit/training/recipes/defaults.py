@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,6 @@ from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.split import Split
 from vitkit.data.loading.loader import steps_of_epoch
 from vitkit.errors import SettingError
-from vitkit.frozen import field_names
 from vitkit.messages import plural
 from vitkit.training.config.data_settings import DEFAULT_MODEL
 from vitkit.training.config.meaning import Settings
@@ -23,8 +21,6 @@ from vitkit.training.recipes import recipe
 
 OF_OPTIMIZER = ("lr", "beta2")
 """Settings that belong to the optimizer of a recipe."""
-OF_MODEL = ("model", "spec", "fit")
-"""Settings without a default, which are chosen with the model."""
 
 
 def chooses_model(config: TrainConfig) -> bool:
@@ -64,29 +60,16 @@ def decide_settings(
     if config.probe is None:
         settings |= _steps(config, len(train), settings["batch_size"], model, processes)
     elif config.epochs is not None:  # a probe makes no steps
-        settings["warmup_epochs"] = _default_warmup(config.epochs)
+        settings["warmup_epochs"] = _warmup(config.epochs)
     if config.opt is not None and config.opt != settings["opt"]:
         settings |= {name: USUAL[name] for name in OF_OPTIMIZER}
-    decided = RunConfig(**settings | _given(config, settings))
-    return decided, _describe(config, decided, len(train))
-
-
-def _given(config: TrainConfig, decided: Settings) -> dict[str, Any]:
-    """Return the settings that are not left open.
-
-    Args:
-        config: the settings.
-        decided: the settings that those left open get.
-    """
-    given = {}
-    for name in field_names(TrainConfig):
-        value = getattr(config, name)
-        is_open = value is None and name in USUAL
+    given = vars(config).copy()
+    for name in settings:
         # a chosen spec includes the given fields already
-        follows = name in decided and (name == "spec" or (name in OF_MODEL and not value))
-        if not is_open and not follows:
-            given[name] = value
-    return given
+        if given[name] is None or name == "spec":
+            del given[name]
+    decided = RunConfig(**settings | given)
+    return decided, _describe(config, decided, len(train))
 
 
 def _model_settings(config: TrainConfig, train: Split) -> Settings:
@@ -94,19 +77,20 @@ def _model_settings(config: TrainConfig, train: Split) -> Settings:
     if not chooses_model(config):
         return {}
     statistics = ImageStatistics.of(train)
-    size = _default_size(len(train), statistics)
-    if size is None:
+    if len(train) >= MANY and statistics.side > LARGEST:
         return {}
+    size = next(name for name, fewest in SIZES.items() if fewest <= len(train))
     named = config.spec.get("image_size")
     side = config.img_size or (named if isinstance(named, int) else None)
-    scratch = scratch_settings(size, statistics, side=side)
-    names = [*USUAL, "model", "spec"]
+    settings = scratch_settings(size, statistics, side)
     # crops of a part of the image are the user's choice
+    names = {*USUAL, "model", "spec"}
     if config.fit is None and config.crop_ratio is None:
-        names.append("fit")
-    settings = {name: scratch[name] for name in names if name in scratch}
+        names.add("fit")
+    for name in settings.keys() - names:
+        del settings[name]
     if config.mean is not None:
-        settings["spec"] |= {"in_channels": len(config.mean)}
+        settings["spec"]["in_channels"] = len(config.mean)
     settings["spec"] |= config.spec
     # shards of a matrix cannot be made orthogonal
     if config.parallel == "fsdp" and settings.get("opt") not in (None, USUAL["opt"]):
@@ -127,7 +111,7 @@ def _steps(
         "batch_size": batch_size,
         "last_batch": last_batch,
         "epochs": epochs,
-        "warmup_epochs": _default_warmup(epochs),
+        "warmup_epochs": _warmup(epochs),
     }
 
 
@@ -135,19 +119,14 @@ def _describe(config: TrainConfig, decided: RunConfig, images: int) -> str:
     """Return a line on the chosen settings and better alternatives; empty if none was chosen."""
     if config.probe is not None:
         return ""
-    parts = []
-    advice = ""
+    parts, advice = list[str](), ""
     if chooses_model(config) and decided.spec:
         spec = decided.spec
         side = config.img_size or spec["image_size"]
         if isinstance(side, list | tuple):  # height and width
             side = " x ".join(map(str, side))
-        # the spec is checked later: its depth may be any value here
-        blocks = "1 block" if spec["depth"] == 1 else f"{spec['depth']} blocks"
-        parts.append(f"a ViT of width {spec['width']} with {blocks} at {side} px")
-        advice = (
-            "; --auto also tries simpler models, and --pretrained WEIGHTS is usually far better"
-        )
+        parts.append(f"a ViT of width {spec['width']} and depth {spec['depth']} at {side} px")
+        advice = "; --auto also tries simpler models; --pretrained WEIGHTS is usually far better"
     elif config.pretrained is not None and config.recipe is None:
         advice = "; --recipe finetune has further settings for trained weights"
     if config.batch_size is None:
@@ -240,45 +219,17 @@ class ImageStatistics:
         return f"images: {kind}, {self.side} px, {sizes}; augmentation: {change}, {flips}"
 
 
-@dataclass(frozen=True)
-class ModelSize:
-    """A size of a model from scratch, and the conditions under which it is used.
+SIZES = {"cifar10-small": 30_000, "fashion-mnist": 10_000, "digits": 0}
+"""Recipe of a model that two cores can train -> the fewest images for it, from large to small.
 
-    Attributes:
-        recipe: the recipe with this size and its optimizer.
-        images: smallest number of training images.
-        epochs: epochs that must fit into the time; on small data they decide the accuracy.
-    """
-
-    recipe: str
-    images: int
-    epochs: int
+They have 0.8, 0.23 and 0.14 million parameters."""
 
 
-SIZES = (
-    ModelSize("cifar10", images=30_000, epochs=100),
-    ModelSize("cifar10-small", images=30_000, epochs=20),
-    ModelSize("fashion-mnist", images=10_000, epochs=10),
-    ModelSize("digits", images=0, epochs=0),
-)
-"""From large to small: 2.7, 0.8, 0.23 and 0.14 million parameters. The first that fits is used."""
-
-
-def _default_size(images: int, statistics: ImageStatistics) -> ModelSize | None:
-    """Return the size of a model for so many images, which two cores can train."""
-    if images >= MANY and statistics.side > LARGEST:
-        return None
-    # the largest one is for a GPU
-    return next(size for size in SIZES[1:] if size.images <= images)
-
-
-def scratch_settings(
-    size: ModelSize, statistics: ImageStatistics, side: int | None = None
-) -> Settings:
+def scratch_settings(name: str, statistics: ImageStatistics, side: int | None = None) -> Settings:
     """Adapt a recipe to images of another size, with an augmentation for them.
 
     Args:
-        size: size of the model.
+        name: the recipe with the size of the model and its optimizer.
         statistics: statistics of the training images.
         side: side of the model's images, in pixels; default that of the images, up to `LARGEST`.
 
@@ -287,44 +238,28 @@ def scratch_settings(
     """
     # A multiple of 4, so that patches of 4 fit.
     side = side or max(8, min(statistics.side, LARGEST) // 4 * 4)
-    patch_size = _patch_size(side)
+    most = 4 if side <= FINE else 8
+    # the smallest patch that leaves at most so many in a row
+    patches = range(min(SMALLEST_PATCH, side), side + 1)
+    patch_size = next(p for p in patches if side % p == 0 and side // p <= most)
     if side >= SIDE_OF_MANY and side // patch_size < FEWEST_PATCHES:
         raise SettingError(
             f"--img-size {side}: only patches of {patch_size} pixels divide it, too few for a "
-            f"model; pass a size that smaller ones divide, such as {_divisible_side(side)}"
+            f"model; pass a size that smaller ones divide, such as {round(side / most) * most}"
         )
-    own = recipe(size.recipe)
-    # The recipe's normalisation belongs to its dataset.
-    settings = {name: v for name, v in own.items() if name not in ("mean", "std", "fit")}
+    settings = recipe(name)
+    for of_dataset in ("mean", "std", "fit"):
+        settings.pop(of_dataset, None)
     settings |= statistics.augmentation(side)
     if statistics.uniform:
         # Images of one square size: nothing is cut off, nothing is stretched.
         settings["fit"] = "squash"
-    settings["spec"] = own["spec"] | {
+    settings["spec"] |= {
         "image_size": side,
         "patch_size": patch_size,
         "in_channels": 3 if statistics.colour else 1,
     }
     return settings
-
-
-def _patch_size(side: int) -> int:
-    """Return the smallest patch that divides the side and gives a grid of 4 or 8 at most."""
-    for patch in range(min(SMALLEST_PATCH, side), side):
-        if side % patch == 0 and side // patch <= _most_patches(side):
-            return patch
-    return side
-
-
-def _divisible_side(side: int) -> int:
-    """Return the nearest side with 3 patches in a row or more."""
-    step = _most_patches(side)
-    return round(side / step) * step
-
-
-def _most_patches(side: int) -> int:
-    """Return the most patches in a row of an image."""
-    return 4 if side <= FINE else 8
 
 
 # Batch size, epochs and warm-up that follow from the number of training images.
@@ -344,26 +279,15 @@ WARMUP = 1 / 20
 """Part of the epochs that is warm-up; at least one epoch, and a tenth of a run of one epoch."""
 
 
-def limit_batch_size(images: int, batch_size: int) -> int:
-    """Lower a batch size to a power of two with which an epoch has `MIN_STEPS` steps.
-
-    Args:
-        images: images of an epoch.
-        batch_size: the upper limit.
-    """
-    most = max(MIN_STEPS, images // MIN_STEPS)
-    power_of_two = 1 << most.bit_length() - 1
-    return min(batch_size, power_of_two, images)
-
-
 def _default_batch_size(config: TrainConfig, images: int, most: int, processes: int) -> int:
-    """Return the batch size for a number of images that the other settings allow."""
+    """Return a power of two with `MIN_STEPS` steps an epoch, as far as other settings allow."""
+    fewest = max(MIN_STEPS, images // MIN_STEPS)
+    batch_size = min(most, 1 << fewest.bit_length() - 1, images)
     # every process has as many images in each micro-batch as any other
     shares = config.grad_accum_steps * processes
-    fewest = shares
-    if config.mixup > 0 or config.cutmix > 0:  # an image is mixed with another one of its part
-        fewest = 2 * shares
-    batch_size = max(limit_batch_size(images, most) // shares * shares, fewest)
+    # an image is mixed with another one of its part
+    least = shares * (2 if config.mixup or config.cutmix else 1)
+    batch_size = max(batch_size // shares * shares, least)
     if 1 < batch_size <= config.repeated_aug:  # the views of one image must not fill a batch
         batch_size = (config.repeated_aug // shares + 1) * shares
     return batch_size
@@ -383,11 +307,6 @@ def _default_epochs(
     return max(epochs, math.ceil((config.max_steps or 0) / steps), len(config.progressive))
 
 
-def limit_warmup(warmup: float, epochs: int) -> float:
-    """Lower a warm-up, in epochs, to at most a tenth of a run of so many epochs."""
-    return min(warmup, epochs / 10)
-
-
-def _default_warmup(epochs: int) -> float:
+def _warmup(epochs: int) -> float:
     """Return the epochs of warm-up of a run, whether its epochs are given or not."""
     return max(1.0, epochs * WARMUP) if epochs > 1 else epochs / 10
