@@ -91,9 +91,6 @@ def test_a_user_s_own_setting_wins(own: dict[str, str]):
     assert environment == own
 
 
-V1 = {"cpu.cfs_quota_us": "150000\n", "cpu.cfs_period_us": "100000\n"}
-
-
 @pytest.mark.parametrize(
     ("group", "files", "cores"),
     [
@@ -102,9 +99,8 @@ V1 = {"cpu.cfs_quota_us": "150000\n", "cpu.cfs_period_us": "100000\n"}
         ("0::/\n", {"cpu.max": "max 100000\n"}, 8),
         ("0::/\n", {"cpu.max": "5000 100000\n"}, 1),
         ("0::/\n", {"cpu.max": "1600000 100000\n"}, 8),
-        ("4:cpu,cpuacct:/job\n0::/\n", {f"cpu/job/{name}": text for name, text in V1.items()}, 2),
-        ("4:cpuset:/\n", {f"cpu/{name}": text for name, text in V1.items()}, 8),
-        ("4:cpu:/\n", {f"cpu/{name}": "-1\n" for name in V1}, 8),
+        ("4:cpu,cpuacct:/job\n0::/job\n", {"job/cpu.max": "150000 100000"}, 2),
+        ("4:cpuset:/\n", {}, 8),
         ("0::/\n", {"cpu.max": "nonsense\n"}, 8),
         ("0::/gone:else\n", {}, 8),
         (None, {}, 8),

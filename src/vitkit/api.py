@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Unpack
 from vitkit.data.sources.open import DataSource, kept_data
 from vitkit.errors import SettingError, check_type
 from vitkit.io.results import check_outputs, given
-from vitkit.messages import plural
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -167,9 +166,8 @@ def draw_batch(config: TrainConfig, max_images: int) -> NotebookFigure:
     Raises:
         UserError: wrong settings or data.
     """
-    # imported here: matplotlib takes half a second, training one more
-    from vitkit.plots.figure import grid_of_images
-    from vitkit.training.monitoring.figures import fed_labels, fed_pixels
+    # imported here: training takes a second
+    from vitkit.training.monitoring import figures
     from vitkit.training.plan import make_plan, make_transform
 
     if max_images < 1:
@@ -183,22 +181,8 @@ def draw_batch(config: TrainConfig, max_images: int) -> NotebookFigure:
     # with several micro-batches, images are mixed within each
     batch = next(plan.steps[0].parts(config.grad_accum_steps))
     fed = make_transform(plan)(batch, step=0)
-    pixels = fed_pixels(fed, plan.preprocess, max_images)
-    captions = []
-    for labels in fed_labels(fed, batch, plan.dataset.classes)[:max_images]:
-        # only an image of two mixed classes has several labels, each with its share
-        captions.append([one.name + (f" ({one.share})" if one.share else "") for one in labels])
-    count, channels, height, width = fed.images.shape
-    parts, values, images = config.grad_accum_steps, fed.images, plural(count, "image")
-    of_parts = "" if parts == 1 else f", part 1 of {parts}"
-    if len(pixels) < count:
-        images = f"{len(pixels):,} of {images}"
-    title = (
-        f"{plan.dataset.name}: first training batch{of_parts}, {images}\n"
-        f"{channels} x {height} x {width}, values {values.min():.2f} to {values.max():.2f}, mean "
-        f"{values.mean():.2f}, standard deviation {values.std(correction=0):.2f}"
-    )
-    return grid_of_images([*pixels], captions, title)
+    parts = config.grad_accum_steps
+    return figures.draw_batch(fed, batch, plan.dataset, plan.preprocess, max_images, parts)
 
 
 def _check_paths(checkpoints: tuple[str | Path, ...]) -> None:

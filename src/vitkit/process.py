@@ -72,7 +72,8 @@ def available_cores(root: Path = Path("/")) -> int:
     """Return the number of cores that this process may use, 1 or more.
 
     A container or a job of a cluster often has fewer than the machine: as it may run on some cores
-    alone (affinity), or gets a share of the time of all (the CPU quota of a control group).
+    alone (affinity), or gets a share of the time of all (the CPU quota of a control group; source:
+    "Control Group v2", documentation of Linux).
 
     Args:
         root: root of the file system with /proc and /sys.
@@ -80,35 +81,16 @@ def available_cores(root: Path = Path("/")) -> int:
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
-    for limit in _group_limits(root):
-        with suppress(ValueError):
-            quota, period = limit.split()
-            if quota not in ("max", "-1"):
+    top = root / "sys/fs/cgroup"
+    with suppress(OSError):  # not Linux, or /proc is hidden
+        text = (root / "proc/self/cgroup").read_text()
+        group = top / text.rpartition("0::")[2].strip().strip("/")
+        # a limit of a group applies to all groups in it
+        for folder in (group, *group.parents):
+            with suppress(OSError, ValueError):  # no limit is the word `max`
+                quota, period = (folder / "cpu.max").read_text().split()
                 cores = min(cores, math.ceil(int(quota) / int(period)))
     return cores
-
-
-def _group_limits(root: Path) -> Iterator[str]:
-    """Generate the limit of each of the process's control groups: quota and period of its cores.
-
-    Source: "Control Group v2" (`cpu.max`) and "CFS Bandwidth Control" (v1), documentation of Linux.
-    """
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:  # not Linux, or /proc is hidden
-        return
-    for line in lines:  # 0::/job (v2), or 4:cpu,cpuacct:/job (v1)
-        _, controllers, name = line.split(":", 2)
-        top = root / "sys/fs/cgroup"
-        files: tuple[str, ...] = ("cpu.max",)
-        if "cpu" in controllers.split(","):
-            top, files = top / "cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-        group = top / name.strip("/")
-        # a limit of a group applies to all groups in it
-        while group.is_relative_to(top):
-            with suppress(OSError):
-                yield " ".join((group / file).read_text().strip() for file in files)
-            group = group.parent
 
 
 @functools.cache
@@ -290,7 +272,8 @@ def run_in_child(function: Callable[..., Result], *arguments: Any, seconds: floa
     except OSError as error:
         raise ChildError(f"no process can be started: {error.strerror}") from None
     try:
-        output, messages = process.communicate(request, timeout=seconds)
+        with raise_on_signal():  # which ends the child, and what the caller opened
+            output, messages = process.communicate(request, timeout=seconds)
     except subprocess.TimeoutExpired:
         raise ChildError(f"no answer in {seconds:.3g} s") from None
     finally:

@@ -7,12 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from training.tiny_runs import trained
 
 import vitkit
-from vitkit import Callback, Checkpoint, TrainConfig
-from vitkit.training import train as session
-from vitkit.training.config.merging import layered
-from vitkit.training.resume import resumed_settings
+from vitkit import Callback, Checkpoint
 
 SPEC = {"image_size": 8, "patch_size": 4, "in_channels": 1, "num_classes": 10, "width": 16,
         "depth": 2, "num_heads": 2, "mlp_width": 32,
@@ -41,9 +39,9 @@ def a_checkpoint(
 
 
 def train(output: Path, callback: Callable[[], Callback] | None = None, **settings: object):
-    stored = resumed_settings(settings.get("resume"), None)
-    begun = stored or {"data": "digits", "output": str(output)} | SHORT
-    return session.train(TrainConfig(**layered(begun, settings)), [callback] if callback else [])
+    if "resume" in settings:
+        return vitkit.train(**settings)
+    return trained({"data": "digits", "output": str(output)} | SHORT | settings, callback)
 
 
 def only_begun(output: Path, **settings: object) -> Checkpoint:

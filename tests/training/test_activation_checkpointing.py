@@ -45,27 +45,17 @@ def gradients(recompute: str | None, **fields: object) -> tuple[dict[str, torch.
     return {name: p.grad for name, p in model.named_parameters()}, seen.count
 
 
-@pytest.mark.parametrize("recompute", ["block", "norm_and_activation"])
 @pytest.mark.parametrize(
     "fields",
     [DROPOUTS, {"positions": "rope", "norm": "rms", "mlp": "swiglu_packed", "activation": "silu"}],
 )
-def test_gradients_are_the_same_bit_for_bit(recompute, fields):
-    expected, _ = gradients(None, **fields)
-    made, _ = gradients(recompute, **fields)
+def test_gradients_are_the_same_bit_for_bit(fields):
+    expected, plain = gradients(None, **fields)
+    made, block = gradients("block", **fields)
     for name, gradient in expected.items():
         assert torch.equal(made[name], gradient), name
-
-
-def test_what_is_computed_again_is_what_the_name_says():
-    (_, plain), (_, block), (_, cheap) = (
-        gradients(how) for how in (None, "block", "norm_and_activation")
-    )
-    assert plain["gelu"] == 4
-    assert block["gelu"] == cheap["gelu"] == 8
-    assert cheap["native_layer_norm"] >= 2 * plain["native_layer_norm"] - 1  # the last is outside
-    assert block["addmm"] >= plain["addmm"] + 3 * 4  # qkv, proj, fc1; fc2's result is not needed
-    assert cheap["addmm"] == plain["addmm"]
+    # computed again: qkv, proj, fc1; fc2's result is not needed
+    assert block["addmm"] >= plain["addmm"] + 3 * 4
 
 
 def kept(recompute: str | None) -> int:
@@ -91,7 +81,7 @@ def test_whole_blocks_keep_a_small_part():
 
 
 def test_an_unknown_way_is_named():
-    with pytest.raises(SettingError, match=r"'blocks' is none of block, norm_and_activation .did"):
+    with pytest.raises(SettingError, match="recompute 'blocks' must be 'block' or None"):
         checkpoint_gradients(vitkit.ViT(vitkit.ViTSpec(**SMALL)), "blocks")
 
 

@@ -11,13 +11,10 @@ from typing import Any
 
 import pytest
 from training.faulty import on
-from training.tiny_runs import STEPS, TINY, end_of, run
+from training.tiny_runs import STEPS, TINY, counters, end_of, last_state, run
 
 import vitkit
 from vitkit import Interrupted, Trainer, UserCodeError
-from vitkit.training import saving
-from vitkit.training.state.manifest import step_of
-from vitkit.training.state.state_folder import newest_state
 
 TIMES = {"images_per_s", "data_wait", "seconds"}
 """Columns that no two runs have alike."""
@@ -79,10 +76,12 @@ def disturb(output: Path, event: str, step: int, how: str) -> None:
 @pytest.mark.parametrize("how", ["end", "end with an error", "raised"])
 @pytest.mark.parametrize(("event", "step"), PLACES)
 def test_nothing_is_lost_at_any_event(straight, tmp_path, monkeypatch, event, step, how):
-    monkeypatch.setattr(saving, "SAVED_EVERY", 1e9)  # of the epochs only the first saves
+    monkeypatch.setattr(
+        "vitkit.training.saving.SAVED_EVERY", 1e9
+    )  # of the epochs only the first saves
     output = tmp_path / "run"
     disturb(output, event, step, how)
-    assert step_of(newest_state(output / "state")[0]) == step
+    assert counters(last_state(output))["step"] == step
     last = vitkit.load(output / "weights" / "last.safetensors")
     assert last.metadata["epoch"] == step / 10
     if step:

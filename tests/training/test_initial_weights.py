@@ -13,8 +13,7 @@ from weights.hub_cache import empty, published
 from weights.round_trips import noisy
 
 import vitkit
-from vitkit import Callback, CheckpointError, Interrupted, SettingError, SpecError, TrainConfig
-from vitkit.training import train as session
+from vitkit import Callback, CheckpointError, Interrupted, SettingError, SpecError, cli
 
 
 def pixels(count: int, channels: int = 1) -> torch.Tensor:
@@ -106,7 +105,7 @@ def test_a_run_goes_on_with_the_same_bits_when_the_file_is_gone(tmp_path):
     assert bits(resumed.best) == bits(straight.best)
     assert vitkit.load(resumed.last).metadata["started_from"]["place"] == str(place)
     again = SHORT | settings | {"resume": str(tmp_path / "run")}  # all settings given once more
-    assert session.train(TrainConfig(data="digits", **again)).last == resumed.last
+    assert vitkit.train("digits", **again).last == resumed.last
     with pytest.raises(SettingError, match=r"pretrained: .*a.safetensors -> other"):
         train(tmp_path / "run", resume=str(tmp_path / "run"), pretrained="other")
 
@@ -200,15 +199,13 @@ def test_muon_with_nothing_left_for_adamw_is_refused(tmp_path):
 
 
 def test_the_alias_and_the_flag_without_a_value(tmp_path, capsys):
-    from vitkit.cli import run
-
     a_checkpoint(tmp_path / "a.safetensors", classes=DIGITS)
     words = ["train", "digits", "--output", str(tmp_path / "run"), "--device", "cpu", "--quiet"]
     short = ["--max-steps", "1", "--amp", "off", "--freeze", "backbone"]
-    assert run([*words, *short, "--finetune", str(tmp_path / "a.safetensors")]) == 0
+    assert cli.run([*words, *short, "--finetune", str(tmp_path / "a.safetensors")]) == 0
     begun = vitkit.load(tmp_path / "run" / "weights" / "last.safetensors")
     assert np.allclose(begun.preprocess.mean, 0.3)
-    assert run([*words, "--model", "vit_cifar_patch4_32", "--pretrained", "--overwrite"]) == 2
+    assert cli.run([*words, "--model", "vit_cifar_patch4_32", "--pretrained", "--overwrite"]) == 2
     assert "no weights are published for vit_cifar_patch4_32" in capsys.readouterr().err
 
 
@@ -222,17 +219,13 @@ def test_a_published_name_with_a_slash_and_its_own_size(tmp_path, monkeypatch):
                       preprocess=vitkit.Preprocess(image_size=28))  # fmt: skip
     published(own, cache, name, "huggingface")
     settings = SHORT | {"max_steps": 1, "batch_size": 2, "lr": 1e-4, "freeze": ("backbone",)}
-    run = session.train(
-        TrainConfig(data="digits", model=f"hf://{name}", pretrained="auto", **settings)
-    )
+    run = vitkit.train("digits", model=f"hf://{name}", pretrained="auto", **settings)
     begun = vitkit.load(run.last).model.spec
     assert (begun.image_size, begun.pooling) == ((28, 28), "cls_mean")
     assert run.run.resolve().parent == tmp_path / "runs"
 
 
 def test_allow_partial_starts_from_weights_with_an_unknown_tensor(tmp_path, capsys):
-    from vitkit.cli import run
-
     stored = a_checkpoint(tmp_path / "a.safetensors", classes=DIGITS)
     weights = tmp_path / "extra.safetensors"
     safetensors.torch.save_file(
@@ -241,7 +234,7 @@ def test_allow_partial_starts_from_weights_with_an_unknown_tensor(tmp_path, caps
     words = ["train", "digits", "--output", str(tmp_path / "run"), "--device", "cpu",
              "--max-steps", "1", "--amp", "off", "--threads", "1", "--pretrained", str(weights),
              "--quiet"]  # fmt: skip
-    assert run(words) == 2
+    assert cli.run(words) == 2
     assert "1 unknown tensor: extra.weight" in capsys.readouterr().err
-    assert run([*words, "--allow-partial", "--overwrite"]) == 0
+    assert cli.run([*words, "--allow-partial", "--overwrite"]) == 0
     assert "1 unknown tensor left out: extra.weight" in log_of(tmp_path / "run")

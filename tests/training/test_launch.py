@@ -16,11 +16,10 @@ from pathlib import Path
 import pytest
 from processes import forked, wait_until
 from training.faulty import Faulty
-from training.tiny_runs import last_state
-from training.worlds import config_of, order, run
+from training.tiny_runs import last_state, trained
+from training.worlds import PLAIN, order, run
 
 import vitkit
-from vitkit.training import train
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +34,9 @@ def failing(output: Path, kind: str, rank: int, size: int = 2, **settings) -> st
     Its callback is in a module that only the path of these tests has.
     """
     os.environ["VITKIT_TEST_FAULT"] = f"{kind} {rank} 12"  # which the processes inherit
-    config = config_of(output, devices=size, save_every=5, **settings)
+    asked = {"data": "digits", "output": str(output), "devices": size, "save_every": 5}
     with pytest.raises(vitkit.VitkitError) as error:
-        train.train(config, [Faulty])
+        trained(PLAIN | asked | settings, Faulty)
     # the user's own exception keeps its name, in whichever process it was raised
     assert type(error.value) is (
         vitkit.UserCodeError if kind == "exception" else vitkit.VitkitError
@@ -158,7 +157,7 @@ def test_a_callback_that_the_processes_could_not_import_is_refused(tmp_path):
     for callback in (Local, script, gone):
         mend = f"cannot be imported; define {callback.__name__} at the top level of a module, or"
         with pytest.raises(vitkit.SettingError, match=mend):
-            train.train(config_of(tmp_path / "run", devices=2), [callback])
+            trained({"data": "digits", "output": str(tmp_path / "run"), "devices": 2}, callback)
     assert not (tmp_path / "run").exists()
 
 

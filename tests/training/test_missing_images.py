@@ -12,16 +12,14 @@ import pytest
 from shards import as_folder, samples
 from training import faulty
 from training.faulty import on
-from training.tiny_runs import end_of, last_state
+from training.tiny_runs import counters, end_of, last_state, trained
 
-from vitkit import Callback, DataError, ImageError, Interrupted, TrainConfig
-from vitkit.training import train as session
-from vitkit.training.state.manifest import step_of
+from vitkit import Callback, DataError, ImageError, Interrupted, TrainResult
 
 
 def train(
     data: Path | str, output: Path, callback: Callable[[], Callback] | None = None, **settings: Any
-) -> session.TrainResult:
+) -> TrainResult:
     spec = {"width": 16, "depth": 1, "num_heads": 2, "patch_size": 4}
     config: dict[str, Any] = {
         "spec": spec, "img_size": 8, "epochs": 2, "warmup_epochs": 0.0, "batch_size": 6,
@@ -30,7 +28,7 @@ def train(
         "plots": False, "report": False, "flip": 0.5, "threads": 1,
     }  # fmt: skip
     config |= {"data": str(data), "output": str(output)} | settings
-    return session.train(TrainConfig(**config), [callback] if callback else [])
+    return trained(config, callback)
 
 
 def at(step: int, do: Callable[[], object]) -> Callable[[], Callback]:
@@ -64,7 +62,7 @@ def test_a_run_saves_before_it_ends_for_a_missing_image(images: Path, tmp_path: 
     with pytest.raises(ImageError) as caught:
         train(images, output, at(3, take_away))
     state = last_state(output)
-    assert step_of(state) == 4  # the next batch has an image of every class
+    assert counters(state)["step"] == 4  # the next batch has an image of every class
     assert "no such file; the run stopped at step 4, everything is saved" in str(caught.value)
     assert f"vitkit train --resume {output}" in str(caught.value)
     for bad_images in ("refuse", "skip"):

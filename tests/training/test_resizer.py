@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 from training.faulty import at
-from training.tiny_runs import end_of, last_state, run
+from training.tiny_runs import edit_manifest, end_of, last_state, run
 
 import vitkit
 from vitkit import Interrupted, SettingError, TrainConfig
-from vitkit.training.state.manifest import read_manifest, write_manifest
 
 CROPPED = {
     "epochs": 1, "warmup_epochs": 0.0, "crop_scale": 0.3, "log_examples": False,
@@ -30,10 +29,7 @@ def forget_resizer(run: Path) -> None:
     config = run / "config.yaml"
     lines = config.read_text().splitlines(keepends=True)
     config.write_text("".join(line for line in lines if not line.startswith("resizer:")))
-    state = last_state(run)
-    manifest = read_manifest(state)
-    del manifest["settings"]["resizer"]
-    write_manifest(state, manifest)
+    edit_manifest(last_state(run), lambda manifest: manifest["settings"].pop("resizer"))
 
 
 def resizer_of(run: Path) -> str:

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from plots.figures import drawn_part, svg_text
 from training import logged_runs
+from training.tiny_runs import end_of
 
 import vitkit
 from vitkit import Callback, DataError, OutputError, Trainer, TrainResult, cli
-from vitkit.training.state.state_folder import newest_state, run_hash
 
 train = partial(logged_runs.train, plots=True)
 HEADER = "epoch,step,lr,train_loss,val_top1,val_loss\n"
@@ -83,9 +83,7 @@ def test_without_plots_a_run_is_the_same_but_for_the_figures(result, tmp_path):
     drawn = {f"{name}.{kind}" for name in ("curves", "confusion_matrix") for kind in ("png", "svg")}
     assert {file.name for file in run.run.iterdir()} == files - drawn
     assert run.metrics == result.metrics
-    assert run_hash(newest_state(run.run / "state")[0]) == run_hash(
-        newest_state(result.run / "state")[0]
-    )
+    assert end_of(run.run) == end_of(result.run)
     assert [axes.get_ylabel() for axes in run.plot().axes] == [
         axes.get_ylabel() for axes in result.plot().axes
     ]
@@ -232,24 +230,9 @@ def test_curves_of_any_length_fill_their_figure(tmp_path, epochs):
     assert all(tick.is_integer() for axes in figure.axes for tick in axes.get_xticks())
 
 
-def test_a_folder_that_is_no_run_is_named(tmp_path):
-    with pytest.raises(OutputError, match="no such run folder"):
-        vitkit.LearningCurves.read(tmp_path / "runs" / "none")
-
-
 def test_a_table_of_another_program_is_refused_with_its_path(tmp_path):
     (tmp_path / "metrics.csv").write_text("epoch,train/loss\n1,0.5\n")
-    with pytest.raises(DataError, match=r"metrics\.csv: no column 'lr' or 'train_loss'; expected"):
+    with pytest.raises(DataError, match=r"metrics\.csv lacks lr, train_loss; expected"):
         vitkit.LearningCurves.read(tmp_path)
-
-
-def test_a_table_that_cannot_be_read_is_named(tmp_path):
-    (tmp_path / "metrics.csv").mkdir()
-    with pytest.raises(DataError, match=r"metrics\.csv: cannot be read"):
-        vitkit.LearningCurves.read(tmp_path)
-
-
-def test_a_cell_that_no_table_has_is_refused_with_its_path(tmp_path):
-    (tmp_path / "metrics.csv").write_text(f"epoch,lr,train_loss\n1,0.1,{'5' * 200_000}\n")
-    with pytest.raises(DataError, match=r"metrics\.csv: cannot be read: field larger than"):
-        vitkit.LearningCurves.read(tmp_path)
+    with pytest.raises(OutputError, match="no such run folder"):
+        vitkit.LearningCurves.read(tmp_path / "runs" / "none")

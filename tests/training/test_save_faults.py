@@ -15,9 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import vitkit
-from vitkit.training.optimization.optimizers import make_optimizer
-from vitkit.training.optimization.parameters import EMA
-from vitkit.training.state.registry import ModelPart, OptimizerPart, Progress, Registry
+from vitkit.training.state.registry import ModelPart, OptimizerPart, Progress
 from vitkit.training.state.state_folder import (
     load_state,
     newest_state,
@@ -30,27 +28,24 @@ from vitkit.training.state.state_folder import (
 WATCHED = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree")
 
 
-def registry(step: int) -> Registry:
-    """Make the registry of a small run after some steps."""
+def registry(step: int) -> dict:
+    """Make the parts of a small run after some steps."""
     torch.manual_seed(0)
     model = vitkit.create_model(
         "vit_tiny_patch16_224", width=32, num_heads=2, depth=1, image_size=32
     )
-    optimizer = make_optimizer(model, "adamw", lr=0.1, weight_decay=0.1, betas=(0.9, 0.99))
-    average = EMA(model, 0.9)
+    optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(step):
         model(torch.randn(2, 3, 32, 32)).sum().backward()
         optimizer.step()
-        average.update(model)
-    made = Registry()
-    made.register("model", ModelPart(model), model)
-    made.register("optimizer", OptimizerPart(optimizer), optimizer)
-    made.register("ema", average)
-    made.register("progress", Progress(step=step))
-    return made
+    return {
+        "model": ModelPart(model),
+        "optimizer": OptimizerPart(optimizer),
+        "progress": Progress(step=step),
+    }
 
 
-def in_child(folder: Path, state: Registry, step: int, at: int, do: Callable[[], None]) -> int:
+def in_child(folder: Path, state: dict, step: int, at: int, do: Callable[[], None]) -> int:
     """Save in a fork in which call number `at` to `folder` is disturbed.
 
     Returns:

@@ -11,13 +11,11 @@ import safetensors.torch
 import torch
 from training.faulty import On, on
 from training.starts import bits
-from training.tiny_runs import STEPS, TINY, run
+from training.tiny_runs import STEPS, TINY, counters, last_state, run
 
 import vitkit
 from vitkit import NonFiniteError
 from vitkit.devices import seed_generators
-from vitkit.training.state.manifest import read_manifest
-from vitkit.training.state.state_folder import newest_state
 
 
 def test_accumulation_gives_the_gradient_of_the_whole_batch(tmp_path):
@@ -43,8 +41,8 @@ def test_the_average_of_the_weights_is_what_is_shared(tmp_path):
 
     run(tmp_path / "run", on(after_step=watch), max_steps=12, model_ema_decay=0.5)
     torch.manual_seed(0)
-    state = newest_state(tmp_path / "run" / "state")[0]
-    average = safetensors.torch.load_file(state / "ema.safetensors")["head.weight"]
+    state = last_state(tmp_path / "run") / "ema.safetensors"
+    average = safetensors.torch.load_file(state)["head.weight"]
     shared = vitkit.load(tmp_path / "run/weights/last.safetensors")
     assert torch.equal(shared.model.head.weight, average)
     assert shared.metadata["weights"] == "average"
@@ -71,8 +69,7 @@ def test_numbers_that_are_not_finite_stop_or_are_skipped_and_counted(tmp_path):
     with pytest.raises(NonFiniteError, match=r"gradient norm is nan at step 7 .*step-00000005"):
         run(tmp_path / "stop", poisoned({7}))
     run(tmp_path / "skip", poisoned({7, 8, 15}), on_nan="skip")
-    state = newest_state(tmp_path / "skip" / "state")[0]
-    progress = read_manifest(state)["values"]["progress"]
+    progress = counters(last_state(tmp_path / "skip"))
     assert (progress["step"], progress["skipped"], progress["skipped_in_a_row"]) == (STEPS, 3, 0)
     assert "3 steps skipped" in (tmp_path / "skip/train.log").read_text()
     with pytest.raises(NonFiniteError, match="at step 9 "):

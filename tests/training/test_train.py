@@ -14,22 +14,18 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from training.faulty import at, on, stopping_at
-from training.tiny_runs import last_state, settings_of, trained
+from training.faulty import at, stopping_at
+from training.tiny_runs import settings_of, trained
 
 import vitkit
 from vitkit import (
     Callback,
-    CheckpointError,
     DataError,
     Interrupted,
     NonFiniteError,
     SettingError,
     open_dataset,
 )
-from vitkit.errors import exit_code
-from vitkit.training import saving
 
 TINY = {
     "recipe": "digits",
@@ -92,15 +88,6 @@ def test_a_run_leaves_everything_a_reader_looks_for(result):
     assert result.stopped == "all 3 epochs"
 
 
-def test_tensorboard_has_the_curves(result):
-    events = EventAccumulator(str(result.run / "tensorboard")).Reload()
-    assert {"train/loss", "lr", "perf/images_per_s", "val/top1", "val/top5", "val/loss",
-            "test/top1"} <= set(events.Tags()["scalars"])  # fmt: skip
-    assert [p.step for p in events.Scalars("train/loss")] == list(range(5, 31, 5))
-    written = [float(row["val_top1"]) for row in rows(result.run)]
-    assert [p.value for p in events.Scalars("val/top1")] == pytest.approx(written, rel=1e-4)
-
-
 def test_the_best_weights_are_the_best_epoch_s_and_describe_themselves(result):
     best = vitkit.load(result.best)
     top = max(rows(result.run), key=lambda row: float(row["val_top1"]))
@@ -159,18 +146,11 @@ def test_loader_workers_do_not_change_a_bit(result, tmp_path):
     assert fingerprint(train(tmp_path / "two", workers=2).last) == fingerprint(result.last)
 
 
-@pytest.mark.parametrize(
-    "step",
-    [10, pytest.param(1, marks=pytest.mark.soak), pytest.param(29, marks=pytest.mark.soak)],
-)
-def test_a_run_stopped_and_resumed_leaves_what_a_straight_one_leaves(result, tmp_path, step):
-    """At the end of an epoch; in the long tests also after step 1 and one before the last."""
+def test_a_run_stopped_and_resumed_leaves_what_a_straight_one_leaves(result, tmp_path):
     run = tmp_path / "run"
-    with pytest.raises(
-        Interrupted, match=f"stopped at step {step} of 30; everything is saved"
-    ) as stop:
-        train_with(stopping_at(step), run)
-    assert exit_code(stop.value) == 143
+    with pytest.raises(Interrupted, match="stopped at step 10 of 30; everything is saved") as stop:
+        train_with(stopping_at(10), run)
+    assert stop.value.signum == signal.SIGTERM
     resumed = train(run, resume=str(run))
     assert fingerprint(resumed.last) == fingerprint(result.last)
     assert fingerprint(resumed.best) == fingerprint(result.best)
@@ -187,30 +167,6 @@ def test_muon_resumes_with_the_same_bits(tmp_path):
         train_with(stopping_at(13), tmp_path / "stopped", opt="muon")
     resumed = train(tmp_path / "stopped", opt="muon", resume=str(tmp_path / "stopped"))
     assert fingerprint(resumed.last) == fingerprint(straight.last)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("lost", ["exp_avg_sq", "step"])
-def test_a_state_that_forgets_the_optimizer_would_be_noticed(result, tmp_path, lost):
-    """The control of the test above: without one part of the state the bits differ."""
-    run = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        train_with(stopping_at(15), run)
-
-    def forget(trainer):
-        for values in trainer.training_step.optimizer.state.values():
-            values[lost].zero_()
-
-    resumed = train_with(on(on_start=forget), run, resume=str(run))
-    assert fingerprint(resumed.last) != fingerprint(result.last)
-
-
-def test_a_finished_run_resumes_to_the_same_end(tmp_path, result):
-    run = tmp_path / "run"
-    train(run)
-    again = train(run, resume="auto")
-    assert fingerprint(again.last) == fingerprint(result.last)
-    assert len(rows(run)) == 3
 
 
 def test_resume_refuses_what_would_make_it_another_run(tmp_path):
@@ -266,28 +222,6 @@ def test_resume_refuses_other_images_and_takes_the_same_ones_from_another_place(
     assert start(tmp_path / "there", **resume).stopped == "all 3 epochs"
 
 
-def test_a_damaged_state_is_named_and_the_one_before_is_used(tmp_path, result):
-    run = tmp_path / "run"
-    train(run)
-    states = sorted((run / "state").glob("step-*"))
-    assert [state.name for state in states] == ["step-00000020", "step-00000030"]
-    model = states[-1] / "model.safetensors"
-    content = bytearray(model.read_bytes())
-    content[-3] ^= 1
-    model.write_bytes(content)
-    assert last_state(run) == states[0]
-    resumed = train(run, resume=str(run))
-    assert fingerprint(resumed.last) == fingerprint(result.last)
-    log = (run / "train.log").read_text()
-    assert "model.safetensors has sha256" in log
-    assert "; skipped" in log
-    assert last_state(run) == states[-1]  # written again, whole this time
-    for state in states:
-        (state / "MANIFEST.json").unlink()
-    with pytest.raises(CheckpointError, match="no intact state"):
-        train(run, resume=str(run))
-
-
 @pytest.mark.parametrize(
     ("seconds", "states"),
     [(1e9, ["step-00000010", "step-00000030"]), (0.0, ["step-00000020", "step-00000030"])],
@@ -295,7 +229,7 @@ def test_a_damaged_state_is_named_and_the_one_before_is_used(tmp_path, result):
 )
 def test_short_epochs_share_a_state(tmp_path, monkeypatch, seconds, states):
     """Without `save_every`, the first and the last epoch save, and all that are long."""
-    monkeypatch.setattr(saving, "SAVED_EVERY", seconds)
+    monkeypatch.setattr("vitkit.training.saving.SAVED_EVERY", seconds)
     train(tmp_path / "run", save_every=None)
     assert sorted(path.name for path in (tmp_path / "run" / "state").glob("step-*")) == states
 

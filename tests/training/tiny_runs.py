@@ -13,7 +13,12 @@ from vitkit import Callback
 from vitkit.training import train
 from vitkit.training.config.merging import layered
 from vitkit.training.recipes import recipe_settings
-from vitkit.training.state.state_folder import newest_state, run_hash
+from vitkit.training.state.state_folder import (
+    newest_state,
+    read_manifest,
+    run_hash,
+    write_manifest,
+)
 
 TINY = {
     "recipe": "digits", "epochs": 3, "warmup_epochs": 1.0, "amp": "off", "batch_size": 128,
@@ -28,9 +33,12 @@ STEPS = 30
 def trained(
     settings: Mapping[str, object], callback: Callable[[], Callback] | None = None
 ) -> vitkit.TrainResult:
-    """A run by the recipe `digits` with one more callback, which is no setting of the run."""
-    config = vitkit.TrainConfig(**layered(recipe_settings("digits"), settings))
-    return train.train(config, [callback] if callback else [])
+    """A run with one more callback, which is no setting of the run."""
+    return train.train(config_of(settings), [callback] if callback else [])
+
+
+def config_of(settings: Mapping[str, object]) -> vitkit.TrainConfig:
+    return vitkit.TrainConfig(**layered(recipe_settings(settings.get("recipe")), settings))
 
 
 def run(
@@ -47,6 +55,18 @@ def settings_of(output: Path) -> dict[str, Any]:
 def last_state(output: Path) -> Path:
     """The newest intact state of a run."""
     return newest_state(output / "state")[0]
+
+
+def edit_manifest(state: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the manifest of a state, and seal it again."""
+    manifest = read_manifest(state)
+    change(manifest)
+    write_manifest(state, manifest)
+
+
+def counters(state: Path) -> dict[str, Any]:
+    """The counters that a state has."""
+    return read_manifest(state)["values"]["progress"]
 
 
 def end_of(output: Path) -> str:

@@ -15,16 +15,10 @@ from typing import Any
 
 import torch
 from torch.distributed import TCPStore
+from training import tiny_runs
 
-from vitkit import Callback, TrainConfig, Trainer, VitkitError
-from vitkit.data.loading.loader import Batch
+from vitkit import Callback, Interrupted, TrainConfig, Trainer, VitkitError
 from vitkit.distributed import ProcessGroup, join_process_group, local_tensor
-from vitkit.errors import exit_code
-from vitkit.training import train
-from vitkit.training.callbacks import AverageWeights
-from vitkit.training.config.merging import layered
-from vitkit.training.recipes import recipe_settings
-from vitkit.training.step import StepResult
 
 PLAIN = {
     "recipe": "digits", "epochs": 3, "warmup_epochs": 1.0, "amp": "off", "batch_size": 128,
@@ -90,13 +84,13 @@ class Recorder(Callback):
         Recorder.last = self
 
     def on_start(self, trainer: Trainer) -> None:
-        averages = [one.ema.model for one in trainer.callbacks if isinstance(one, AverageWeights)]
+        averages = [one.ema.model for one in trainer.callbacks if hasattr(one, "ema")]
         self._models = [trainer.training_step.model, *averages]
 
-    def before_step(self, trainer: Trainer, batch: Batch) -> None:
+    def before_step(self, trainer: Trainer, batch: Any) -> None:
         self._indices = batch.indices.tolist()
 
-    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+    def after_step(self, trainer: Trainer, result: Any) -> None:
         number = trainer.progress.step - 1
         self.seen.append([number, self._indices, result.loss, result.norm])
 
@@ -110,8 +104,7 @@ class Recorder(Callback):
 
 
 def config_of(output: Path, **settings: Any) -> TrainConfig:
-    asked = {"data": "digits", "output": str(output)} | PLAIN | settings
-    return TrainConfig(**layered(recipe_settings("digits"), asked))
+    return tiny_runs.config_of({"data": "digits", "output": str(output)} | PLAIN | settings)
 
 
 def run(size: int, output: Path, recorder: type[Recorder] = Recorder, **settings: Any) -> list[Any]:
@@ -120,9 +113,13 @@ def run(size: int, output: Path, recorder: type[Recorder] = Recorder, **settings
     def one(rank: int) -> Any:
         error, metrics = None, {}
         try:
-            metrics = train.train(config_of(output, **settings), [recorder]).metrics
+            asked = {"data": "digits", "output": str(output)} | PLAIN | settings
+            metrics = tiny_runs.trained(asked, recorder).metrics
         except VitkitError as raised:
-            error = [type(raised).__name__, str(raised), exit_code(raised)]
+            code = raised.exit_code
+            if isinstance(raised, Interrupted):
+                code = 128 + raised.signum
+            error = [type(raised).__name__, str(raised), code]
         bits = Recorder.last.bits()
         return {"steps": Recorder.last.seen, "metrics": metrics, "error": error, "bits": bits}
 

@@ -6,7 +6,6 @@ import numpy as np
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from vitkit.errors import CheckpointError
 from vitkit.evaluation.features import NEIGHBOURS, extract_features, fit_linear, knn
 from vitkit.evaluation.loop import (
     KeptOutputs,
@@ -45,7 +44,6 @@ def finish_run(run: Run, stopped: str) -> dict[str, Metrics]:
     Raises:
         Interrupted: a signal came; a resumed run continues with this function.
         OutputError: the run folder cannot be written.
-        CheckpointError: the file of the best weights is another model's.
         UserCodeError: a metric of the user raised.
     """
     plan, folder, log, world = run.plan, run.folder, run.log, run.world
@@ -53,13 +51,6 @@ def finish_run(run: Run, stopped: str) -> dict[str, Metrics]:
         log.info(f"ended after {stopped}; weights: {folder.last}")
         return {}
     best = load(folder.best)
-    found = best.model.spec.num_classes
-    if found != plan.spec.num_classes:
-        raise CheckpointError(
-            f"{folder.best}: a model of {plural(found, 'class')}, and this run has "
-            f"{plan.spec.num_classes}; delete the file and resume, or put the weights of this run "
-            "back"
-        )
     splits = plan.dataset.splits
     # the file has whole weights; a sharded run evaluates them in shards
     model = place_like(best.model, run.model, world, plan.device)

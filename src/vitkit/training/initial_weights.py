@@ -18,7 +18,7 @@ from vitkit.messages import plural
 from vitkit.models.interface.classifier import is_of_head
 from vitkit.models.presets import preset
 from vitkit.models.vit import ViT
-from vitkit.spec import Channel, Preprocess, ViTSpec
+from vitkit.spec import Preprocess, ViTSpec
 from vitkit.training.config.data_settings import (
     CATALOGUE,
     DEFAULT_MODEL,
@@ -56,6 +56,22 @@ class InitialWeights:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class LoadedWeights:
+    """A checkpoint that is adapted to the settings, with the head that it has.
+
+    Attributes:
+        checkpoint: model, preprocessing and classes.
+        facts: where it was found (of a file, the absolute path), its format, and the SHA-256 over
+            the weights as they were found.
+        notes: on what was found and changed for the settings, a line each.
+    """
+
+    checkpoint: Checkpoint
+    facts: Settings
+    notes: tuple[str, ...]
+
+
 def load_initial(config: TrainConfig, *, resumes: bool) -> LoadedWeights | None:
     """Load the weights to start from, or refuse an impossible model, before the data are read.
 
@@ -90,16 +106,33 @@ def initial_weights(
         SettingError: settings that contradict each other.
     """
     if opened is not None:
+        with_head, note = _head_for_classes(opened.checkpoint, tuple(classes))
+        spec, preprocess = with_head.model.spec, with_head.preprocess
+        facts = opened.facts | {"licence": with_head.metadata.get("licence", "")}
+        facts |= {"spec": spec.to_json(), "preprocess": preprocess.to_json()}
         # a probe has no use for a head, or fits one of its own
-        return _from_checkpoint(opened, classes, keeps_head=config.probe is None)
+        noted = [*opened.notes, *([note] if config.probe is None else [])]
+        return InitialWeights(spec, preprocess, with_head.model.state_dict(), facts, tuple(noted))
     if config.pretrained is not None and config.start is not None:
         spec = ViTSpec.from_json(config.start["spec"])
         preprocess = Preprocess.from_json(config.start["preprocess"])
         return InitialWeights(spec, preprocess, None, dict(config.start))
     spec = preset_spec(config, len(classes))
+    half = (0.5,) * spec.in_channels
+    fields = {"image_size": spec.image_size, "mean": half, "std": half} | _given_preprocess(config)
+    _check_statistics(fields["mean"], fields["std"], spec.in_channels)
     # the model of a resumed run cannot be changed
     notes = [] if resumes else _note_on_mlp(config, spec)
-    return InitialWeights(spec, _preprocess(config, spec), None, {}, tuple(notes))
+    return InitialWeights(spec, Preprocess(**fields), None, {}, tuple(notes))
+
+
+def _check_statistics(mean: Sequence[float], std: Sequence[float], channels: int) -> None:
+    """Refuse a mean and a std of another number of channels."""
+    if len(mean) != channels or len(std) != channels:
+        raise SettingError(
+            f"--mean {mean} and --std {std} must have {plural(channels, 'value')}, one for each "
+            "channel of the model"
+        )
 
 
 def _note_on_mlp(settings: ModelSettings, spec: ViTSpec) -> list[str]:
@@ -168,18 +201,6 @@ def _given_preprocess(settings: DataSettings) -> dict[str, Any]:
         if value is not None:
             named[name] = value
     return named
-
-
-def _preprocess(settings: DataSettings, spec: ViTSpec) -> Preprocess:
-    channels = spec.in_channels
-    half: Channel = (0.5,) if channels == 1 else (0.5, 0.5, 0.5)
-    fields = {"mean": half, "std": half} | _given_preprocess(settings)
-    if len(fields["mean"]) != channels or len(fields["std"]) != channels:
-        raise SettingError(
-            f"--mean {fields['mean']} and --std {fields['std']} must have "
-            f"{plural(channels, 'value')}, one for each channel of the model"
-        )
-    return Preprocess(image_size=spec.image_size, **fields)
 
 
 def make_model(
@@ -257,23 +278,6 @@ def _with_fresh_head(stored: Checkpoint, count: int) -> Checkpoint:
 # config.yaml, so that a resumed run needs the file no more.
 
 
-@dataclass(frozen=True)
-class LoadedWeights:
-    """A checkpoint that is adapted to the settings, with the head that it has.
-
-    Attributes:
-        checkpoint: model, preprocessing and classes.
-        place: where it was found; of a file, the absolute path.
-        sha256: over the weights as they were found.
-        adapted: what was changed for the settings, a line each.
-    """
-
-    checkpoint: Checkpoint
-    place: str
-    sha256: str
-    adapted: tuple[str, ...]
-
-
 def _load(config: TrainConfig, fields: Mapping[str, Any]) -> LoadedWeights:
     """Load the checkpoint of `config.pretrained` and adapt it to the settings.
 
@@ -287,6 +291,7 @@ def _load(config: TrainConfig, fields: Mapping[str, Any]) -> LoadedWeights:
         SettingError: no weights are published for the model.
         SpecError: sizes, channels or normalisation that it cannot be adapted to.
     """
+    from vitkit.weights.adapt import adapt
     from vitkit.weights.catalogue import find
     from vitkit.weights.load import load_with
     from vitkit.weights.pretrained import adapt_to_spec, as_published
@@ -321,65 +326,19 @@ def _load(config: TrainConfig, fields: Mapping[str, Any]) -> LoadedWeights:
         if config.model:
             mend = "leave --model out to take the file's"
         raise CheckpointError(f"{error}; {mend}") from None
-    stored = _with_preprocess(stored, _given_preprocess(config))
-    # the file may have been adapted before, which is no news of this run
-    adapted = texts(stored.metadata, "adapted")[earlier:]
-    return LoadedWeights(stored, _absolute(place), sha256, adapted)
-
-
-def _from_checkpoint(
-    loaded: LoadedWeights, classes: Sequence[str], *, keeps_head: bool = True
-) -> InitialWeights:
-    """Return the start from a loaded checkpoint, for data with these classes.
-
-    Args:
-        loaded: the checkpoint.
-        classes: class names of the data.
-        keeps_head: False for a probe, which has no use for a head, or fits one of its own: nothing
-            is noted of it.
-    """
-    with_head, note = _head_for_classes(loaded.checkpoint, tuple(classes))
-    model, preprocess = with_head.model, with_head.preprocess
-    facts = {
-        "place": loaded.place,
-        "format": loaded.checkpoint.format,
-        "sha256": loaded.sha256,
-        "licence": with_head.metadata.get("licence", ""),
-        "spec": model.spec.to_json(),
-        "preprocess": preprocess.to_json(),
-    }
-    notes = [f"weights: {loaded.place} ({facts['format']}, sha256 {loaded.sha256[:16]})"]
-    notes += [f"weights: {warning}" for warning in with_head.warnings]
-    notes += loaded.adapted
-    if keeps_head:
-        notes.append(note)
-    return InitialWeights(model.spec, preprocess, model.state_dict(), facts, tuple(notes))
-
-
-def _with_preprocess(stored: Checkpoint, given: dict[str, Any]) -> Checkpoint:
-    """Fold another mean and std into the patch projection; other values replace the checkpoint's.
-
-    Args:
-        stored: the checkpoint.
-        given: the fields of `Preprocess` that the settings name.
-    """
-    from vitkit.weights.adapt import adapt
-
-    old = stored.preprocess
+    # folding another mean and std is exact, and leaves the weights alone where nothing changes
+    old, given = stored.preprocess, _given_preprocess(config)
     mean, std = given.get("mean", old.mean), given.get("std", old.std)
-    if len(mean) != old.channels or len(std) != old.channels:
-        raise SettingError(
-            f"--mean {mean} and --std {std} must have {plural(old.channels, 'value')}, one for "
-            "each channel of the model; leave them out to use the checkpoint's"
-        )
-    # folding is exact, and leaves the weights alone where nothing changes
+    _check_statistics(mean, std, old.channels)
     if (mean, std) != (old.mean, old.std):
         stored = adapt(stored, mean=mean, std=std)
-    image_size = stored.model.spec.image_size
-    preprocess = stored.preprocess.replace(**{**given, "image_size": image_size})
-    return replace(stored, preprocess=preprocess)
-
-
-def _absolute(place: str) -> str:
-    """Return the absolute path of a file; addresses and names stay as they are."""
-    return str(Path(place).resolve()) if Path(place).exists() else place
+    given["image_size"] = stored.model.spec.image_size
+    stored = replace(stored, preprocess=stored.preprocess.replace(**given))
+    # addresses and names stay as they are
+    place = str(Path(place).resolve()) if Path(place).exists() else place
+    facts = {"place": place, "format": stored.format, "sha256": sha256}
+    notes = [f"weights: {place} ({stored.format}, sha256 {sha256[:16]})"]
+    notes += [f"weights: {warning}" for warning in stored.warnings]
+    # the file may have been adapted before, which is no news of this run
+    notes += texts(stored.metadata, "adapted")[earlier:]
+    return LoadedWeights(stored, facts, tuple(notes))

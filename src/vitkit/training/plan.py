@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -50,8 +51,7 @@ from vitkit.training.optimization.parameters import learning_rate
 from vitkit.training.optimization.precision import Precision
 from vitkit.training.recipes import recipe_settings
 from vitkit.training.recipes.defaults import chooses_model, decide_settings
-from vitkit.training.run_folder import RunFolder, resumed_folder
-from vitkit.training.state.state_folder import restore_labels
+from vitkit.training.run_folder import resumed_folder
 from vitkit.training.step import Objective, TrainingStep, Transform
 
 if TYPE_CHECKING:
@@ -379,8 +379,7 @@ def open_training_data(
         DataError: data that cannot be trained on, or corrected labels of other data.
         SettingError: a validation fraction that the data leave no room for.
     """
-    resumed = resumed_folder(config.resume, config.output) if resumes and config.resume else None
-    changes, change_notes = _label_changes(config.relabel, resumed)
+    changes, change_notes = _label_changes(config, resumes=resumes)
     dataset = open_dataset(
         config.data,
         data_root=config.data_root,
@@ -400,13 +399,23 @@ def open_training_data(
     return dataset, [*notes, *change_notes], report
 
 
-def _label_changes(
-    file: str | None, resumed: RunFolder | None
-) -> tuple[LabelChanges | None, list[str]]:
-    """Return the corrected labels (for a resumed run, its own copy) and notes on them."""
-    if resumed is not None:
-        return restore_labels(resumed.relabel, file, resumed.config)
-    return (None, []) if file is None else (read_label_changes(file), [])
+def _label_changes(config: TrainConfig, *, resumes: bool) -> tuple[LabelChanges | None, list[str]]:
+    """Return the corrected labels (of a resumed run, its own copy) and notes on them."""
+    file = config.relabel
+    if file is None:
+        return None, []
+    folder = resumed_folder(config.resume, config.output) if resumes and config.resume else None
+    if folder is None:
+        return read_label_changes(file), []
+    kept = read_label_changes(folder.relabel)
+    # `Path.expanduser` raises for an unknown user
+    is_gone = not os.path.exists(os.path.expanduser(file))
+    if is_gone or read_label_changes(file).digest == kept.digest:
+        return kept, []
+    return kept, [
+        f"{file} has changed since the run began, which continues with the labels in "
+        f"{folder.relabel}; start afresh to train with the new ones"
+    ]
 
 
 def _checked(

@@ -2,50 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from vitkit.data.sources.open import NAMES
 from vitkit.distributed import ProcessGroup
 from vitkit.errors import DataError, SettingError
 from vitkit.frozen import field_names
+from vitkit.io.atomic import write_bytes
 from vitkit.training.config.contradictions import resolve_defaults
 from vitkit.training.config.meaning import Settings, fields_where
 from vitkit.training.config.merging import (
+    GONE,
     MODEL_DEFAULT,
     read_yaml,
     with_flat_spec,
     write_yaml,
 )
 from vitkit.training.config.train_config import TrainConfig, left_open
-from vitkit.training.monitoring.figures import save_augmented_grid
+from vitkit.training.monitoring.figures import draw_batch
 from vitkit.training.monitoring.trackers import drop_rows_after
 from vitkit.training.plan import make_transform
 from vitkit.training.recipes import RECIPES, recipe_settings
 from vitkit.training.run import Run
 from vitkit.training.run_folder import RunFolder, locked, resumed_folder
-from vitkit.training.state.manifest import read_manifest, step_of
 from vitkit.training.state.state_folder import (
     load_state,
     newest_state,
+    read_manifest,
     record_data,
     remove_unfinished,
     set_aside_damaged,
+    step_of,
 )
 
 BEFORE_THEM: Settings = {"resizer": "pillow"}
 """Newer settings whose default differs from what runs did before they existed."""
-
-
-class Change(NamedTuple):
-    """A setting that differs from the one that a state was saved with, as JSON values."""
-
-    name: str
-    before: Any
-    now: Any
+SHOWN = 32
+"""Images of the first batch that `save_augmented_grid` draws."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,8 @@ class StoppedRun:
         unvalidated: true if the epoch that ends there is still to be validated.
         before: the settings that it began with.
         notes: lines to print.
-        changes: settings that differ from those that the state was saved with.
+        changes: settings that differ from those that the state was saved with: name -> value before
+            and now, as JSON values.
     """
 
     root: Path
@@ -66,7 +65,7 @@ class StoppedRun:
     unvalidated: bool
     before: TrainConfig
     notes: tuple[str, ...]
-    changes: tuple[Change, ...] = ()
+    changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
 
     @property
     def step(self) -> int:
@@ -84,48 +83,31 @@ def find_stopped_run(
         CheckpointError: all of its states are damaged.
     """
 
-    def find() -> dict[str, Any] | None:
+    def find() -> StoppedRun | None:
         folder = None if config.resume is None else resumed_folder(config.resume, config.output)
         if folder is None:
             return None
         # before its state is read, which another process may replace
         stack.enter_context(locked(folder.root))
-        return _describe(folder)
+        state, notes = newest_state(folder.state)
+        manifest = read_manifest(state)
+        for name, saved_with in manifest["versions"].items():
+            if saved_with != version(name):
+                notes.append(
+                    f"{name} was {saved_with} when the state was saved and is {version(name)} now: "
+                    "the run continues, perhaps not with the same bits"
+                )
+        settings = _stored_settings(folder)
+        # the state's own settings count, should config.yaml have been edited
+        for name, value in manifest["settings"].items():
+            # a state of another version may have settings that are gone
+            if name in field_names(TrainConfig) and (name, value) not in GONE.items():
+                settings[name] = value
+        before = TrainConfig(**settings)
+        unvalidated = manifest["values"].get("progress", {}).get("unvalidated", False)
+        return StoppedRun(folder.root, state, unvalidated, before, tuple(notes))
 
-    found = world.broadcast_from_main(find)
-    if found is None:
-        return None
-    return StoppedRun(
-        Path(found["root"]),
-        Path(found["state"]),
-        found["unvalidated"],
-        TrainConfig(**found["before"]),
-        tuple(found["notes"]),
-    )
-
-
-def _describe(run: RunFolder) -> dict[str, Any]:
-    """Return JSON values that describe the run to resume, for all processes."""
-    state, notes = newest_state(run.state)
-    manifest = read_manifest(state)
-    before = TrainConfig(**_stored_settings(run)).to_json()
-    # the state's own settings count, should config.yaml have been edited
-    # a state of another version may have settings that are gone
-    known = field_names(TrainConfig)
-    before |= {name: v for name, v in manifest["settings"].items() if name in known}
-    for name, saved_with in manifest["versions"].items():
-        if saved_with != version(name):
-            notes.append(
-                f"{name} was {saved_with} when the state was saved and is {version(name)} now: "
-                "the run continues, perhaps not with the same bits"
-            )
-    return {
-        "root": str(run.root),
-        "state": str(state),
-        "notes": notes,
-        "before": before,
-        "unvalidated": manifest["values"].get("progress", {}).get("unvalidated", False),
-    }
+    return world.broadcast_from_main(find)
 
 
 def _stored_settings(run: RunFolder) -> Settings:
@@ -199,7 +181,7 @@ def settings_to_resume(
     return config, replace(stopped, notes=tuple(notes), changes=changes)
 
 
-def _changes(root: Path, earlier: TrainConfig, config: TrainConfig) -> tuple[Change, ...]:
+def _changes(root: Path, earlier: TrainConfig, config: TrainConfig) -> dict[str, tuple[Any, Any]]:
     """Return each setting that may change, and differs from the run's.
 
     Raises:
@@ -235,8 +217,11 @@ def _changes(root: Path, earlier: TrainConfig, config: TrainConfig) -> tuple[Cha
             "another --output"
         )
     # the rest is not compared: paths, and settings of this machine
-    names = [n for n in fields_where(TrainConfig, resume="may change") if before[n] != now[n]]
-    return tuple(Change(name, before[name], now[name]) for name in names)
+    changes = {}
+    for name in fields_where(TrainConfig, resume="may change"):
+        if before[name] != now[name]:
+            changes[name] = before[name], now[name]
+    return changes
 
 
 def log_changes(run: Run, stopped: StoppedRun, *, finished: bool) -> None:
@@ -246,13 +231,13 @@ def log_changes(run: Run, stopped: StoppedRun, *, finished: bool) -> None:
             "this run is finished: nothing is trained, and config.yaml is unchanged; to train on, "
             "raise --epochs or --max-steps"
         )
-    for name, before, now in stopped.changes:
+    for name, (before, now) in stopped.changes.items():
         effect = " has no effect: the run has ended" if finished else ""
         run.log.info(f"changed since the run started: {name} {before} -> {now}{effect}")
-    earlier = [change.before for change in stopped.changes if change.name == "epochs"]
-    if not earlier or finished or stopped.step == 0:
+    if "epochs" not in stopped.changes or finished or stopped.step == 0:
         return
-    last = run.plan.with_settings({"epochs": earlier[0]}).learning_rate(stopped.step - 1)
+    epochs, _ = stopped.changes["epochs"]
+    last = run.plan.with_settings({"epochs": epochs}).learning_rate(stopped.step - 1)
     following = run.plan.learning_rate(stopped.step)
     if following > last:
         run.log.info(
@@ -276,9 +261,14 @@ def begin_record(run: Run, stopped: StoppedRun | None, *, finished: bool) -> Non
     if stopped is None:
         record_data(plan.dataset, plan.check, check_file=folder.check, relabel_file=folder.relabel)
         if plan.config.save_augmented_grid:
-            batch = next(plan.steps[0].parts(plan.config.grad_accum_steps))
-            classes = plan.dataset.classes
-            save_augmented_grid(folder.augmented, make_transform(plan), batch, classes)
+            from vitkit.plots.figure import encode_png  # most runs need matplotlib at their end
+
+            parts = plan.config.grad_accum_steps
+            batch = next(plan.steps[0].parts(parts))
+            # augmentation is a function of seed, epoch and index: the first step gets the same
+            fed = make_transform(plan)(batch, step=0)
+            figure = draw_batch(fed, batch, plan.dataset, plan.preprocess, SHOWN, parts)
+            write_bytes(folder.augmented, encode_png(figure))
     else:
         # the run continues from an older state, and will write these again
         set_aside_damaged(folder.state, stopped.state)

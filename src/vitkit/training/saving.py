@@ -160,14 +160,12 @@ def saved_on_error(run: Run, save: Save) -> Iterator[None]:
     """
     try:
         yield
-    except ImageError as error:
-        mend = f"restore the file and {run.how_to_resume()}"
-        detail = f"{error.detail}; {_save_and_describe(run, save)}: {mend}"
-        raise ImageError(error.name, error.reason, detail) from error
-    except (DataError, UserCodeError) as error:
-        mend = f"fix it and {run.how_to_resume()}"
+    except (ImageError, DataError, UserCodeError) as error:
+        end = f"{_save_and_describe(run, save)}: fix it and {run.how_to_resume()}"
+        if isinstance(error, ImageError):
+            raise ImageError(error.name, error.reason, f"{error.detail}; {end}") from error
         # the cause has the traceback of the user's own code
-        raise type(error)(f"{error}; {_save_and_describe(run, save)}: {mend}") from error.__cause__
+        raise type(error)(f"{error}; {end}") from error.__cause__
     except LoaderError as error:
         save.save_between_steps()
         if run.stops_alone():

@@ -56,7 +56,13 @@ from vitkit.training.resume import (
 from vitkit.training.run import Run, TrainResult, log_model, log_settings
 from vitkit.training.run_folder import RunFolder, check_output, locked, new_folder
 from vitkit.training.saving import Save, SaveBeforeValidation, saved_on_error
-from vitkit.training.state.registry import ModelPart, OptimizerPart, Progress, Registry
+from vitkit.training.state.registry import (
+    ModelPart,
+    OptimizerPart,
+    Progress,
+    Stateful,
+    check_all_registered,
+)
 from vitkit.training.step import shard
 from vitkit.training.trainer import Callback, Trainer
 from vitkit.training.tuning import tune_settings
@@ -211,16 +217,15 @@ def make_run(
         stop=stop,
     )
     # everything that decides the next step; unregistered state is not saved
-    registry = Registry()
-    registry.register("model", ModelPart(model), model)
-    registry.register("optimizer", OptimizerPart(optimizer), optimizer)
-    if ema is not None:
-        registry.register("ema", ema)
-    registry.register("progress", progress)
-    if targets is not None:
-        registry.register("teacher", targets)
-    if training_step.scale is not None:
-        registry.register("loss_scale", training_step.scale)
+    parts: dict[str, Stateful | None] = {
+        "model": ModelPart(model),
+        "optimizer": OptimizerPart(optimizer),
+        "ema": ema,
+        "progress": progress,
+        "teacher": targets,
+        "loss_scale": training_step.scale,
+    }
+    registry = {name: part for name, part in parts.items() if part is not None}
     return Run(
         plan,
         folder,
@@ -281,7 +286,7 @@ def _make_steps(
     )
     # state that is not registered would be lost on resume
     for part in (run, *callbacks):
-        run.registry.check_all_registered(part)
+        check_all_registered(part, run.registry)
     run.restart_clock()
     with saved_on_error(run, save):
         trainer.run()

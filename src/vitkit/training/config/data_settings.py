@@ -61,7 +61,7 @@ class DataSettings:
     """Fraction of train that becomes the validation split if the data have train but no val, from 0
     to below 1. Data without any splits are always divided 70/10/20."""
     # a run keeps a copy, with which it resumes
-    relabel: Annotated[str | None, replace(OF_MACHINE, changes_result=True)] = None
+    relabel: Annotated[str | None, replace(OF_MACHINE, resume="fixed", changes_result=True)] = None
     """A CSV file of corrected labels with the columns `path,old_class,new_class`, as the page of
     `vitkit report` exports it; the images and their folders stay as they are."""
     balance: Annotated[bool, replace(OF_TRAINING, with_auto="passed on")] = False

@@ -97,7 +97,11 @@ def with_flat_spec(settings: Mapping[str, Any]) -> Settings:
 
 # `config.yaml` of a run, written and read; a user's own recipes are YAML of the same kind.
 
-GONE: Settings = {"distill_views": 0, "find_batch_size": False}
+GONE: Settings = {
+    "distill_views": 0,
+    "find_batch_size": False,
+    "grad_checkpointing": "norm_and_activation",  # a run without it makes the same bits
+}
 """Settings of earlier versions -> the value with which a file may still have them."""
 
 

@@ -228,7 +228,7 @@ class RuntimeSettings:
         replace(OF_TRAINING, with_auto="passed on"),
     ] = False
     """Compile the training step with torch.compile; without a compiler the step stays as it is."""
-    grad_checkpointing: Annotated[Literal["block", "norm_and_activation"] | None, OF_LOOP] = None
+    grad_checkpointing: Annotated[Literal["block"] | None, OF_LOOP] = None
     """Save memory by computing activations again in the backward pass: those inside each `block`
     (the same without a value), or only norms and activation functions."""
     devices: Annotated[PositiveInt, OF_LOG] = 1

@@ -1,29 +1,28 @@
-"""Figures of a run: learning curves, grids of images, the confusion matrix."""
+"""Figures of a run: learning curves, example predictions, a batch, the confusion matrix."""
 
 from __future__ import annotations
 
-import csv
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from jaxtyping import Float64, Int64, UInt8
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import nn
 
-from vitkit.data.augmentation.pipeline import BatchTransform, ModelInputs
+from vitkit.data.augmentation.pipeline import ModelInputs
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.loading.loader import Batch, EvaluationBatches
 from vitkit.errors import DataError, Interrupted, OutputError
-from vitkit.io.atomic import output_error, write_bytes
-from vitkit.messages import nearest_parent, percent
+from vitkit.io.atomic import write_bytes
+from vitkit.messages import nearest_parent, percent, plural
 from vitkit.plots.html import html_image, html_table
 from vitkit.spec import Preprocess
+from vitkit.training.monitoring.trackers import read_rows
 from vitkit.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -71,13 +70,23 @@ class LearningCurves:
         folder = RunFolder(Path(run))
         if not folder.root.is_dir():
             raise OutputError(f"{run}: no such run folder; {nearest_parent(folder.root)}")
-        rows = _rows(folder.metrics)
+        rows = read_rows(folder)
         if not rows:
             raise DataError(
                 f"{run}: no epoch is complete in metrics.csv, so there is no curve; a probe and a "
                 "run of less than an epoch have none"
             )
-        columns = {name: np.array([_number(row[name]) for row in rows]) for name in rows[0]}
+        missing = ", ".join(name for name in COLUMNS if name not in rows[0])
+        if missing:
+            raise DataError(
+                f"{folder.metrics} lacks {missing}; expected the metrics.csv of a run of vitkit "
+                "train"
+            )
+        # a later row replaces the row of a killed run
+        epochs = {row["epoch"]: row for row in rows}
+        columns = {}
+        for name in rows[0]:
+            columns[name] = np.array([epochs[epoch][name] for epoch in sorted(epochs)])
         return cls(folder.root, columns)
 
     @property
@@ -110,61 +119,22 @@ class LearningCurves:
     def _repr_html_(self) -> str:
         from vitkit.plots.figure import SCREEN_DPI, encode_png
 
-        best = self.best_epoch
-        last = len(self.columns["epoch"]) - 1
-        rows = [["last epoch", *self._cells(last)]]
-        if best is not None:
-            number = int(np.flatnonzero(self.columns["epoch"] == best)[0])
-            rows.insert(0, ["best epoch", *self._cells(number)])
-        names = ["", "epoch", "train_loss", "val_loss", "val_top1", "lr"]
+        names = ("epoch", "train_loss", "val_loss", "val_top1", "lr")
+        epochs = self.columns["epoch"].tolist()
+        shown = {"best epoch": self.best_epoch, "last epoch": epochs[-1]}
+        rows = []
+        for title, epoch in shown.items():
+            if epoch is not None:
+                number = epochs.index(epoch)
+                columns = (self.columns.get(name) for name in names)
+                cells = ["" if column is None else f"{column[number]:.4g}" for column in columns]
+                rows.append([title, *cells])
         image = encode_png(self.plot(), dpi=SCREEN_DPI)
-        return html_image(image, f"curves of {self.run}", NOTEBOOK_WIDTH) + html_table(names, rows)
-
-    def _cells(self, number: int) -> list[str]:
-        cells = [f"{self.columns['epoch'][number]:.0f}"]
-        for name in ("train_loss", "val_loss", "val_top1", "lr"):
-            column = self.columns.get(name)
-            cells.append("" if column is None else f"{column[number]:.4g}")
-        return cells
+        table = html_table(["", *names], rows)
+        return html_image(image, f"curves of {self.run}", NOTEBOOK_WIDTH) + table
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
-    """Return the complete rows of metrics.csv, one of each epoch, in their order.
-
-    Raises:
-        DataError: it cannot be read, or lacks a column.
-    """
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-        # the last line may be incomplete while a run writes it
-        reader = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
-        header, rows = reader.fieldnames or COLUMNS, [*reader]
-    except FileNotFoundError:
-        return []
-    except (OSError, csv.Error) as error:  # csv: such as a cell of more than 131,072 characters
-        raise DataError(f"{path}: cannot be read: {error}") from error
-    missing = [repr(name) for name in COLUMNS if name not in header]
-    if missing:
-        raise DataError(
-            f"{path}: no column {' or '.join(missing)}; expected the metrics.csv of a run of "
-            "vitkit train"
-        )
-    by_epoch = {}
-    for row in rows:
-        # a row with other columns than the header has None
-        if None not in row and None not in row.values() and math.isfinite(_number(row["epoch"])):
-            by_epoch[_number(row["epoch"])] = row  # a later row replaces the row of a killed run
-    return [by_epoch[epoch] for epoch in sorted(by_epoch)]
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
-# Grids of images with captions, such as example predictions.
+# A grid of example predictions, drawn in each epoch, so without matplotlib, which is slow.
 
 SHOWN = 8
 """Validation images in the grid, in two rows."""
@@ -199,107 +169,71 @@ def example_predictions(
     with torch.inference_mode():
         logits = model(batch.images(preprocess, device))
     probabilities, predicted = logits.float().softmax(1).max(1)
-    captions = []
-    for label, guess, probability in zip(
-        batch.labels, predicted.cpu(), probabilities.cpu(), strict=True
-    ):
-        colour = RIGHT if guess == label else WRONG
-        prediction = Line(dataset.classes[int(guess)], percent(float(probability)), colour)
-        captions.append([Line(dataset.classes[int(label)]), prediction])
-    return grid(batch.pixels.numpy(), captions, across=(len(captions) + 1) // 2)
-
-
-class Line(NamedTuple):
-    """A line of a caption: a class name, which is shortened, and its share."""
-
-    name: str
-    share: str = ""
-    colour: str = "black"
-
-
-def grid(
-    pixels: UInt8[np.ndarray, "N h w C"], captions: Sequence[Sequence[Line]], across: int
-) -> UInt8[np.ndarray, "H W 3"]:
-    """Draw images in rows of `across`, each above at most two lines of text; RGB."""
-    rows = -(-len(pixels) // across)  # rounded up
-    cell_width, cell_height = SIDE + MARGIN, SIDE + CAPTION + MARGIN
-    size = (across * cell_width + MARGIN, rows * cell_height + MARGIN)
+    across, cell = (len(indices) + 1) // 2, SIDE + MARGIN
+    size = (across * cell + MARGIN, 2 * (cell + CAPTION) + MARGIN)
     sheet = Image.new("RGB", size, "white")
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default()
-    for number, (raw_image, lines) in enumerate(zip(pixels, captions, strict=True)):
-        left = MARGIN + number % across * cell_width
-        top = MARGIN + number // across * cell_height
+    for number, pixels in enumerate(batch.pixels.numpy()):
+        left = MARGIN + number % across * cell
+        top = MARGIN + number // across * (cell + CAPTION)
         # PIL expects grey images without an axis of channels.
-        image = Image.fromarray(raw_image[..., 0] if raw_image.shape[-1] == 1 else raw_image)
-        scale = SIDE / max(image.size)
-        width = max(1, round(image.size[0] * scale))
-        height = max(1, round(image.size[1] * scale))
+        image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
         # Nearest neighbour: the pixels of small images stay visible.
-        resized = image.resize((width, height), Image.Resampling.NEAREST)
-        sheet.paste(resized, (left + (SIDE - width) // 2, top + (SIDE - height) // 2))
-        for row, line in enumerate(lines):
-            text = f"{line.share} {line.name}".lstrip()
+        image = ImageOps.pad(image.convert("RGB"), (SIDE, SIDE), Image.Resampling.NEAREST, "white")
+        sheet.paste(image, (left, top))
+        label, guess = int(batch.labels[number]), int(predicted[number])
+        prediction = f"{percent(float(probabilities[number]))} {dataset.classes[guess]}"
+        colour = RIGHT if guess == label else WRONG
+        lines = ((dataset.classes[label], "black"), (prediction, colour))
+        for row, (text, fill) in enumerate(lines):
             position = (left, top + SIDE + 1 + row * (CAPTION // 2))
-            pen.text(position, _short(text, LETTERS), fill=line.colour, font=font)
+            pen.text(position, text[:LETTERS], fill=fill, font=font)
     return np.asarray(sheet)
 
 
-def _short(name: str, most: int) -> str:
-    if len(name) <= most:
-        return name
-    return f"{name[: most - 1]}…"
+# The first training batch as the model gets it.
 
 
-# A grid of augmented training images with their labels.
+def draw_batch(
+    fed: ModelInputs, batch: Batch, dataset: Dataset, preprocess: Preprocess, most: int, parts: int
+) -> NotebookFigure:
+    """Draw the first images of a batch with its labels; the title has the model's values.
 
-MOST_SHOWN, ACROSS = 32, 8
-"""Images in the grid, and in a row of it."""
-GREY = "#6e7781"
-
-
-def save_augmented_grid(
-    path: Path, transform: BatchTransform, batch: Batch, classes: tuple[str, ...]
-) -> None:
-    """Write a grid of the images of a batch, augmented as in the first step.
-
-    Raises:
-        OutputError: the file cannot be written.
+    Args:
+        fed: what the model gets: the images augmented, mixed and normalised.
+        batch: what it was made from.
+        dataset: the data.
+        preprocess: the evaluation transform.
+        most: images to draw, at most.
+        parts: micro-batches of the whole batch, of which this is the first.
     """
-    # Augmentation is a function of seed, epoch and index: the first step gets the same images.
-    fed = transform(batch, step=0)
-    captions = fed_labels(fed, batch, classes)[:MOST_SHOWN]
-    sheet = grid(fed_pixels(fed, transform.preprocess, MOST_SHOWN), captions, ACROSS)
-    try:
-        Image.fromarray(sheet).save(path)
-    except OSError as error:
-        raise output_error(path, error) from error
+    # imported here: matplotlib takes half a second
+    from vitkit.plots.figure import grid_of_images
 
-
-def fed_pixels(
-    fed: ModelInputs, preprocess: Preprocess, count: int
-) -> UInt8[np.ndarray, "N H W C"]:
-    """Return the first inputs of a model as images (N, H, W, C), RGB or grey, at most `count`."""
     mean = np.array(preprocess.mean)[:, None, None]
     std = np.array(preprocess.std)[:, None, None]
-    images = fed.images[:count].cpu().numpy() * std + mean
-    return np.rint(images.clip(0, 1) * 255).astype(np.uint8).transpose(0, 2, 3, 1)
-
-
-def fed_labels(fed: ModelInputs, batch: Batch, classes: tuple[str, ...]) -> list[list[Line]]:
-    """Return the label of each input of a model; of two mixed classes both and their weights."""
-    labels = [classes[int(label)] for label in batch.labels]
-    if fed.mixture is None:
-        return [[Line(label)] for label in labels]
-    weight = fed.mixture.weight
+    images = fed.images[:most].cpu().numpy() * std + mean
+    pixels = np.rint(images.clip(0, 1) * 255).astype(np.uint8).transpose(0, 2, 3, 1)
+    labels = [dataset.classes[int(label)] for label in batch.labels]
     captions = []
-    # Image i is mixed with image B - 1 - i.
-    for label, partner in zip(labels, labels[::-1], strict=True):
-        if label == partner:
-            captions.append([Line(label)])
-            continue
-        first = Line(label, percent(weight))
-        captions.append([first, Line(partner, percent(1 - weight), GREY)])
-    return captions
+    # image i is mixed with image B - 1 - i
+    for label, partner in zip(labels, reversed(labels), strict=True):
+        if fed.mixture is None or label == partner:
+            captions.append([label])
+        else:
+            weight = fed.mixture.weight
+            captions.append([f"{label} ({percent(weight)})", f"{partner} ({percent(1 - weight)})"])
+    count, channels, height, width = fed.images.shape
+    of_parts = "" if parts == 1 else f", part 1 of {parts}"
+    shown, values = plural(count, "image"), fed.images
+    if len(pixels) < count:
+        shown = f"{len(pixels):,} of {shown}"
+    title = (
+        f"{dataset.name}: first training batch{of_parts}, {shown}\n"
+        f"{channels} x {height} x {width}, values {values.min():.2f} to {values.max():.2f}, mean "
+        f"{values.mean():.2f}, standard deviation {values.std(correction=0):.2f}"
+    )
+    return grid_of_images([*pixels], captions[:most], title)
 
 
 # Figures in the folder of a run: a figure that cannot be drawn is a line in the log, no error.

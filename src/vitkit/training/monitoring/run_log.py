@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -100,9 +101,15 @@ class RunLog:
             raise output_error(run.root, error) from error
 
     def __enter__(self) -> RunLog:
+        self._hook, threading.excepthook = threading.excepthook, self._report
         if self.writes:
             self.display.start()
         return self
+
+    def _report(self, failed: threading.ExceptHookArgs) -> None:
+        # the thread of TensorBoard, which raises the same error again where the run writes
+        if not isinstance(failed.exc_value, OSError):
+            self._hook(failed)
 
     def __exit__(
         self,
@@ -110,6 +117,7 @@ class RunLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        threading.excepthook = self._hook
         if not self.writes:
             return
         self.display.stop()
@@ -117,7 +125,7 @@ class RunLog:
         for tracker in list(self._trackers):
             try:
                 tracker.close(failed=error is not None)
-            except tracker.failures as failure:
+            except Exception as failure:  # noqa: BLE001 - whatever a service raises
                 self._drop_tracker(tracker, failure)
         try:
             if self._tensorboard is not None:
@@ -215,7 +223,7 @@ class RunLog:
         for tracker in list(self._trackers):
             try:
                 tracker.log(finite, step)
-            except tracker.failures as failure:
+            except Exception as failure:  # noqa: BLE001 - whatever a service raises
                 self._drop_tracker(tracker, failure)
 
     def _drop_tracker(self, tracker: Tracker, failure: Exception) -> None:

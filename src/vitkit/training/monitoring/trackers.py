@@ -34,7 +34,6 @@ class Tracker:
 
     Attributes:
         identity: identity of the run in the service.
-        failures: the exceptions of a service that fails.
     """
 
     def __init__(
@@ -46,7 +45,6 @@ class Tracker:
     ) -> None:
         self.name = name
         self._service = service = importlib.import_module(name)
-        self.failures = _failures(service)
         if name == "wandb":
             started = service.init(
                 project=os.environ.get("WANDB_PROJECT", "vitkit"),
@@ -74,12 +72,6 @@ class Tracker:
             self._service.finish(exit_code=int(failed))
         else:
             self._service.end_run("FAILED" if failed else "FINISHED")
-
-
-def _failures(service: Any) -> tuple[type[Exception], ...]:
-    """Return the exceptions of a service that fails: its own, and those of the network."""
-    own: type[Exception] = service.Error if service.__name__ == "wandb" else service.MlflowException
-    return (OSError, own)
 
 
 def check_trackers(names: Iterable[TrackerName]) -> None:
@@ -110,7 +102,7 @@ def open_trackers(
     for name in names:
         try:
             opened.append(Tracker(name, run, settings, known.get(name)))
-        except _failures(importlib.import_module(name)) as error:
+        except Exception as error:  # whatever a service raises
             raise SettingError(
                 f"--logger {name}: cannot start: {error}; solve this problem, or leave out --logger"
             ) from error
@@ -152,7 +144,8 @@ def add_row(run: RunFolder, values: Numbers) -> None:
         OSError: it cannot be written.
     """
     # A resumed run keeps the columns of the file.
-    columns = _columns(run.metrics)
+    header, *_ = _complete_lines(run.metrics) or [""]
+    columns = header.split(",") if header else []
     text = StringIO()
     writer = csv.DictWriter(
         text, columns or list(values), extrasaction="ignore", lineterminator="\n"
@@ -164,6 +157,23 @@ def add_row(run: RunFolder, values: Numbers) -> None:
         cells[name] = f"{value:.6g}" if isinstance(value, float) else value
     writer.writerow(cells)
     _append(run.metrics, text.getvalue(), durable=True)
+
+
+def read_rows(run: RunFolder) -> list[dict[str, float]]:
+    """Return the complete rows of metrics.csv; text that is no number is NaN."""
+    rows = []
+    for row in csv.DictReader(_complete_lines(run.metrics)):
+        # a row with other columns than the header has None
+        if None not in row and None not in row.values():
+            rows.append({name: _number(text) for name, text in row.items()})
+    return rows
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def drop_rows_after(
@@ -184,22 +194,24 @@ def drop_rows_after(
     """
     # The last step that is kept, by kind; `step` for all other kinds.
     last = {"epoch": step - unvalidated, "test": step - (not trains_on)}
-    columns = _columns(run.metrics)
+    header, *rows = _complete_lines(run.metrics) or [""]
+    columns = header.split(",")
 
     def keep_row(row: str) -> bool:
         values = dict(zip(columns, row.split(","), strict=False))
-        if len(values) < len(columns):
-            return False
-        return values["step"] == "step" or float(values["step"]) <= last["epoch"]
+        return len(values) == len(columns) and float(values["step"]) <= last["epoch"]
 
     def keep_line(line: str) -> bool:
         values = _parsed(line)
         return float(values["step"]) <= last.get(values["kind"], step)
 
-    for path, keep in ((run.metrics, keep_row), (run.lines, keep_line)):
+    kept = {
+        run.metrics: [header, *filter(keep_row, rows)] if header else [],
+        run.lines: [*filter(keep_line, _complete_lines(run.lines))],
+    }
+    for path, lines in kept.items():
         if path.exists():
-            kept = "".join(f"{line}\n" for line in _complete_lines(path) if keep(line))
-            write_bytes(path, kept.encode())
+            write_bytes(path, "".join(f"{line}\n" for line in lines).encode())
 
 
 def tested_at(run: RunFolder) -> list[int]:
@@ -214,12 +226,6 @@ def _complete_lines(path: Path) -> list[str]:
         return []
     text = path.read_text(encoding="utf-8", errors="replace")
     return text[: text.rfind("\n") + 1].splitlines()
-
-
-def _columns(path: Path) -> list[str]:
-    """Return the header of metrics.csv; empty if it is missing or incomplete."""
-    lines = _complete_lines(path)
-    return lines[0].split(",") if lines else []
 
 
 def _parsed(line: str) -> dict[str, Any]:

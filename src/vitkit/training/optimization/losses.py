@@ -115,21 +115,17 @@ def check_loss(name: str, num_classes: int, *, mixed: str | None) -> None:
     if ":" not in name:
         return
     loss = _import_loss(name)
-    # Batches that are not mixed have class numbers.
+    # batches that are not mixed have class numbers
     problem = _problem(loss, torch.zeros(2, dtype=torch.int64), num_classes)
-    if problem is not None:
-        raise SettingError(
-            f"--loss {name} must return one number for logits (B, K) and class numbers (B,): "
-            f"{problem}"
+    text = f"must return one number for logits (B, K) and class numbers (B,): {problem}"
+    if problem is None and mixed is not None:
+        problem = _problem(loss, torch.full((2, num_classes), 1 / num_classes), num_classes)
+        text = (
+            f"takes class numbers only, and {mixed} gives it probabilities (B, K) ({problem}); "
+            "pass --mixup 0 --cutmix 0, or --loss cross-entropy"
         )
-    if mixed is None:
-        return
-    problem = _problem(loss, torch.full((2, num_classes), 1 / num_classes), num_classes)
     if problem is not None:
-        raise SettingError(
-            f"--loss {name} takes class numbers only, and {mixed} gives it probabilities (B, K) "
-            f"({problem}); pass --mixup 0 --cutmix 0, or --loss cross-entropy"
-        )
+        raise SettingError(f"--loss {name} {text}")
 
 
 def _problem(loss: Loss, targets: Tensor, num_classes: int) -> str | None:

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.distributed import local_tensor
-from vitkit.errors import MODEL, CheckpointError, SettingError, check_type
+from vitkit.errors import MODEL, SettingError, check_type
 from vitkit.messages import did_you_mean, plural
 from vitkit.models.interface.classifier import is_of_head
 from vitkit.training.config.data_settings import FineTuningSettings
 from vitkit.training.config.meaning import Schedule
-from vitkit.training.state.registry import Metadata, ModelPart, Tensors
+from vitkit.training.state.registry import Metadata, ModelPart, Stateful, Tensors
 
 BACKBONE = "backbone"
 """The name by which `freeze` selects everything but the head."""
@@ -98,7 +98,7 @@ def freeze_parts(model: nn.Module, settings: FineTuningSettings, opt: str) -> li
 
 def _check_muon(trainable: Mapping[str, nn.Parameter]) -> None:
     """Refuse Muon where all parameters that it updates are frozen, or all others."""
-    # the same rule as in `MuonWithAdamW`
+    # the same rule as in `MuonWithAdamW`, which needs parameters of both kinds
     of_muon = [name.startswith("blocks.") and p.ndim == 2 for name, p in trainable.items()]
     if not any(of_muon):
         raise SettingError(
@@ -147,7 +147,7 @@ def _matching(pattern: str, names: list[str], depth: int) -> set[str]:
 Model = TypeVar("Model", bound=nn.Module)
 
 
-class EMA(Generic[Model]):
+class EMA(Stateful, Generic[Model]):
     """theta' <- d theta' + (1 - d) theta after every step (Polyak and Juditsky, 1992).
 
     The decay warms up, d = min(decay, (1 + n) / (10 + n)) after n updates, so that the random
@@ -188,12 +188,7 @@ class EMA(Generic[Model]):
         return {"decay": self.decay, "updates": self.updates}
 
     def load(self, tensors: Tensors, metadata: Metadata) -> None:
-        """Restore the average. Raises `CheckpointError` for another model or decay."""
-        if metadata.keys() != {"decay", "updates"} or metadata["decay"] != self.decay:
-            raise CheckpointError(
-                f"ema: the state has {metadata}, this run has decay {self.decay}; resume with "
-                "the run's own --model-ema-decay"
-            )
+        """Restore the average; its decay is a setting that a resumed run keeps."""
         ModelPart(self.model).load(tensors, {})
         self.updates = int(metadata["updates"])
 

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import nn
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
 
-from vitkit.errors import MODEL, CheckpointError, SettingError, check_type
-from vitkit.messages import did_you_mean
-from vitkit.models.attention import AttentionKernel, Context
+from vitkit.errors import MODEL, SettingError, check_type
+from vitkit.models.attention import AttentionKernel
 from vitkit.models.encoder import recompute_block
 from vitkit.models.vit import ViT
-from vitkit.shapes import Tokens
-from vitkit.training.state.registry import Metadata, Tensors
+from vitkit.training.state.registry import Metadata, Stateful, Tensors
 
 Precision = Literal["off", "bfloat16", "float16"]
 MIN_FLOPS_CPU = 5e8
@@ -107,7 +98,7 @@ def _has_fast_half(device: torch.device) -> bool:
     return bool(features.get("amx_bf16") or (amd and features.get("avx512_bf16")))
 
 
-class LossScale:
+class LossScale(Stateful):
     """A dynamic loss scale for float16: loss times scale, gradient divided by scale.
 
     Without it, small gradients become zeros. "Mixed Precision Training" (arXiv 1710.03740),
@@ -140,18 +131,12 @@ class LossScale:
         self.finite_steps = 0
         return True
 
-    def tensors(self) -> Tensors:
-        """Return no tensors."""
-        return {}
-
     def metadata(self) -> Metadata:
         """Return the scale and the number of finite steps."""
         return {"scale": self.scale, "good": self.finite_steps}
 
     def load(self, tensors: Tensors, metadata: Metadata) -> None:
-        """Restore both numbers. Raises `CheckpointError`."""
-        if metadata.keys() != {"scale", "good"}:
-            raise CheckpointError(f"loss scale: stored as {metadata}")
+        """Restore both numbers."""
         self.scale = float(metadata["scale"])
         self.finite_steps = int(metadata["good"])
 
@@ -164,56 +149,25 @@ def wait_for(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
-# Activation checkpointing: recompute parts of a block in the backward pass to save memory.
+# Activation checkpointing: recompute a block in the backward pass to save memory.
 #
 # "Training Deep Nets with Sublinear Memory Cost" (arXiv 1604.06174).
 
-aten = torch.ops.aten
-CHEAP = {
-    aten.native_layer_norm.default,
-    aten._fused_rms_norm.default,
-    aten.gelu.default,
-    aten.silu.default,
-    aten.relu.default,
-    aten.sigmoid.default,
-    aten.mul.Tensor,
-}
-"""Operations that take much memory and little time: norms, activations and LayerScale."""
-
 
 def checkpoint_gradients(model: ViT, recompute: str | None = "block") -> ViT:
-    """Choose which activations are recomputed in the backward pass; the gradients are unchanged.
+    """Choose whether activations are recomputed in the backward pass; the gradients are unchanged.
 
     Args:
         model: changed in place, and returned.
-        recompute: `block` recomputes everything but the input of each block, which takes the
-            least memory and a third more time; `norm_and_activation` recomputes only norms,
-            activations and LayerScale; `None` recomputes nothing.
+        recompute: `block` recomputes everything but the input of each block, which takes the least
+            memory and a third more time; `None` recomputes nothing.
 
     Raises:
-        SettingError: an unknown name, or not a ViT.
+        SettingError: another name, or not a ViT.
     """
-    modes = {"block": recompute_block, "norm_and_activation": _recompute_cheap}
-    if recompute is not None and recompute not in modes:
-        near = did_you_mean(recompute, modes)
-        raise SettingError(f"recompute {recompute!r} is none of {', '.join(modes)}{near}")
+    if recompute not in ("block", None):
+        raise SettingError(f"recompute {recompute!r} must be 'block' or None")
     check_type(model, ViT, "checkpoint_gradients", MODEL)
-    # The encoder runs every block by this function where there is one.
-    model.run_block = modes[recompute] if recompute else None
+    # the encoder runs every block by this function where there is one
+    model.run_block = recompute_block if recompute else None
     return model
-
-
-def _recompute_cheap(block: nn.Module, tokens: Tokens, context: Context) -> Tokens:
-    # Dropout and RMSNorm write in place. This is safe: no recomputed operation reads the value from
-    # before, and operations that draw random numbers are never recomputed.
-    contexts = partial(
-        create_selective_checkpoint_contexts, _policy, allow_cache_entry_mutation=True
-    )
-    return checkpoint(block, tokens, context, use_reentrant=False, context_fn=contexts)
-
-
-def _policy(context: object, operation: object, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    if operation in CHEAP:
-        return CheckpointPolicy.PREFER_RECOMPUTE
-    # Everything unknown is kept: it may be slow, or draw random numbers.
-    return CheckpointPolicy.MUST_SAVE

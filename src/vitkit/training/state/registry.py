@@ -1,15 +1,15 @@
-"""The registry of all resumable training state, by name, also where it is sharded.
+"""The parts of all resumable training state, also where it is sharded.
 
-Saving, loading, hashing and the tests that leave a part out all go over this one registry, so that
-state that is not registered cannot be saved by accident. A part is tensors and JSON values: nothing
-that is stored can run code.
+Saving, loading and hashing all go over one registry of parts by name, so that state that is not
+registered cannot be saved by accident. A part is tensors and JSON values, which cannot run code.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -19,7 +19,7 @@ from safetensors import safe_open
 from torch import Tensor, nn, optim
 
 from vitkit.distributed import distribute_like
-from vitkit.errors import CheckpointError, SettingError, VitkitError
+from vitkit.errors import CheckpointError, SettingError
 
 Tensors = dict[str, Tensor]
 Metadata = dict[str, Any]
@@ -32,16 +32,22 @@ class Stateful(Protocol):
 
     def tensors(self) -> Tensors:
         """Return its tensors by name."""
+        return {}
 
     def metadata(self) -> Metadata:
         """Return everything else that it needs, as JSON values."""
+        return {}
 
     def load(self, tensors: Tensors, metadata: Metadata) -> None:
-        """Restore both. Raises `CheckpointError` if they belong to another object."""
+        """Restore both; any error means that they belong to another object."""
+
+
+Registry = dict[str, Stateful]
+"""The parts of the state of a run, by name."""
 
 
 @dataclass(frozen=True)
-class ModelPart:
+class ModelPart(Stateful):
     """The parameters and buffers of a model."""
 
     model: nn.Module
@@ -50,26 +56,17 @@ class ModelPart:
         """Return its `state_dict`."""
         return dict(self.model.state_dict())
 
-    def metadata(self) -> Metadata:
-        """Return no metadata."""
-        return {}
-
     def load(self, tensors: Tensors, metadata: Metadata) -> None:
-        """Fill the model in place. Raises `CheckpointError` for other names or shapes."""
+        """Fill the model in place."""
         own = self.model.state_dict()
-        _check_same_names("model", own, tensors)
-        try:
-            # Stored tensors are whole; those of a sharded model are split again.
-            state = {}
-            for name, tensor in tensors.items():
-                state[name] = distribute_like(tensor, own[name])
-            self.model.load_state_dict(state)
-        except RuntimeError as error:  # the last line of torch's message names the tensor
-            raise CheckpointError(f"model: {str(error).splitlines()[-1].strip()}") from None
+        check_same_names("model", own, tensors)
+        # stored tensors are whole; those of a sharded model are split again
+        state = {name: distribute_like(tensors[name], tensor) for name, tensor in own.items()}
+        self.model.load_state_dict(state)
 
 
 @dataclass(frozen=True)
-class OptimizerPart:
+class OptimizerPart(Stateful):
     """The state of an optimizer: `17.exp_avg` is the mean gradient of its parameter 17."""
 
     optimizer: optim.Optimizer
@@ -90,16 +87,14 @@ class OptimizerPart:
         tensor_names: dict[str, list[str]] = {}
         numbers: dict[str, Metadata] = {}
         for number, state in document["state"].items():
-            names = list[str]()
-            others: Metadata = {}
-            for name, value in state.items():
-                if isinstance(value, Tensor):
+            names, others = list[str](), Metadata()
+            for name in sorted(state):
+                if isinstance(state[name], Tensor):
                     names.append(name)
                 else:
-                    others[name] = value
-            # Keys of JSON objects are strings.
-            tensor_names[str(number)] = sorted(names)
-            numbers[str(number)] = others
+                    others[name] = state[name]
+            # keys of JSON objects are strings
+            tensor_names[str(number)], numbers[str(number)] = names, others
         metadata = {"groups": document["param_groups"], "kinds": tensor_names}
         # Most optimizers keep tensors only; their metadata has no entry for numbers.
         if any(numbers.values()):
@@ -107,85 +102,40 @@ class OptimizerPart:
         return metadata
 
     def load(self, tensors: Tensors, metadata: Metadata) -> None:
-        """Fill the optimizer in place. Raises `CheckpointError` for another optimizer."""
-        metadata = dict(metadata)
-        metadata.setdefault("numbers", {})
-        _check_same_names("optimizer", dict.fromkeys(("groups", "kinds", "numbers")), metadata)
-        expected: dict[str, None] = {}
-        for number, names in metadata["kinds"].items():
-            for name in names:
-                expected[f"{number}.{name}"] = None
-        _check_same_names("optimizer", expected, tensors)
-        state: dict[int, Metadata] = {}
-        for number, numbers in metadata["numbers"].items():
-            state[int(number)] = dict(numbers)
+        """Fill the optimizer in place."""
+        state: dict[int, Metadata] = defaultdict(dict)
+        for number, numbers in metadata.get("numbers", {}).items():
+            state[int(number)] |= numbers
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         for key, tensor in tensors.items():
             number, _, name = key.partition(".")
             if tensor.ndim:  # scalars, such as step counts, are the same in every process
                 tensor = distribute_like(tensor, parameters[int(number)])
-            state.setdefault(int(number), {})[name] = tensor
-        try:
-            self.optimizer.load_state_dict({"state": state, "param_groups": metadata["groups"]})
-        except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"optimizer: {error}") from None
+            state[int(number)][name] = tensor
+        document = {"state": dict(state), "param_groups": metadata["groups"]}
+        self.optimizer.load_state_dict(document)
 
 
-class Registry(Mapping[str, Stateful]):
-    """The parts of the state of a run, by name."""
+def check_all_registered(owner: object, parts: Registry) -> None:
+    """Refuse an object with a stateful attribute that is no part of the run's state.
 
-    def __init__(self) -> None:
-        self._parts: dict[str, Stateful] = {}
-        self._objects: list[object] = []
+    The state of that attribute would be lost on resume.
 
-    def register(self, name: str, part: Stateful, stored: object = None) -> None:
-        """Add a part.
-
-        Args:
-            name: name of the part, unique in the registry.
-            part: reads and restores the state.
-            stored: object whose state it is; `None` for the part itself.
-
-        Raises:
-            VitkitError: there is a part of this name.
-        """
-        if name in self._parts:
-            raise VitkitError(f"the state has two parts {name!r}; rename one of them")
-        self._parts[name] = part
-        self._objects.append(part if stored is None else stored)
-
-    def check_all_registered(self, owner: object) -> None:
-        """Refuse an object with a stateful attribute that is not registered.
-
-        The state of that attribute would be lost on resume.
-
-        Raises:
-            SettingError: an attribute is not registered; the message names it.
-        """
-        for name, value in vars(owner).items():
-            stateful = callable(getattr(value, "state_dict", None)) or isinstance(value, Stateful)
-            # Compared by identity: equal modules would be different states.
-            if stateful and not any(value is known for known in self._objects):
-                raise SettingError(
-                    f"{type(owner).__name__}.{name} has a state that would not be saved, so that "
-                    "a resumed run would end with other bits; create it in on_start"
-                )
-
-    def check_names(self, stored: Mapping[str, object]) -> None:
-        """Raise `CheckpointError` unless exactly the registered parts are stored."""
-        _check_same_names("state", self._parts, stored)
-
-    def __getitem__(self, name: str) -> Stateful:
-        return self._parts[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parts)
-
-    def __len__(self) -> int:
-        return len(self._parts)
+    Raises:
+        SettingError: an attribute is not registered; the message names it.
+    """
+    # a part, or the model or the optimizer in it; equal modules would be different states
+    known = {id(one) for part in parts.values() for one in (part, *vars(part).values())}
+    for name, value in vars(owner).items():
+        stateful = callable(getattr(value, "state_dict", None)) or isinstance(value, Stateful)
+        if stateful and id(value) not in known:
+            raise SettingError(
+                f"{type(owner).__name__}.{name} has a state that would not be saved, so that "
+                "a resumed run would end with other bits; create it in on_start"
+            )
 
 
-def _check_same_names(part: str, own: Mapping[str, object], stored: Mapping[str, object]) -> None:
+def check_same_names(part: str, own: Mapping[str, object], stored: Mapping[str, object]) -> None:
     """Raise `CheckpointError` if stored names are missing or unknown; at most 5 are listed."""
     missing = sorted(own.keys() - stored.keys())
     extra = sorted(stored.keys() - own.keys())
@@ -202,7 +152,7 @@ def _check_same_names(part: str, own: Mapping[str, object], stored: Mapping[str,
 
 
 @dataclass
-class Progress:
+class Progress(Stateful):
     """The counters of the training loop.
 
     Attributes:
@@ -263,25 +213,14 @@ class Progress:
         self.best_epoch = epoch
         return True
 
-    def tensors(self) -> Tensors:
-        """Return no tensors."""
-        return {}
-
     def metadata(self) -> Metadata:
         """Return all counters."""
         return dataclasses.asdict(self)
 
     def load(self, tensors: Tensors, metadata: Metadata) -> None:
-        """Restore all counters. Raises `CheckpointError` for other names or types."""
-        own = self.metadata()
-        _check_same_names("progress", own, metadata)
-        for name, value in metadata.items():
-            # Compared exactly: True would pass for 1.
-            if type(value) is not type(own[name]):
-                raise CheckpointError(
-                    f"progress: {name} is {value!r}; expected {type(own[name]).__name__}"
-                )
-            setattr(self, name, value)
+        """Restore all counters."""
+        check_same_names("progress", self.metadata(), metadata)
+        vars(self).update(metadata)
 
 
 # Sharded tensors as earlier versions stored them: each process wrote its own shards.
@@ -308,16 +247,12 @@ def read_shards(folder: Path) -> dict[str, Tensor]:
 
 def _merge(name: str, shards: list[tuple[list[int], Tensor]]) -> Tensor:
     """Put the shards of one tensor together, each at its offsets."""
-    regions = []
-    for offsets, shard in shards:
-        ends = [offset + size for offset, size in zip(offsets, shard.shape, strict=True)]
-        regions.append((tuple(map(slice, offsets, ends)), ends))
+    ends = [torch.tensor(offsets) + torch.tensor(shard.shape) for offsets, shard in shards]
     # The shape is not stored: it is where the last shard ends along each axis.
-    shape = [max(ends) for ends in zip(*(ends for _, ends in regions), strict=True)]
-    full = torch.empty(shape, dtype=shards[0][1].dtype)
+    full = torch.empty(torch.stack(ends).amax(0).tolist(), dtype=shards[0][1].dtype)
     # Shards do not overlap, so their sizes add up to that of the full tensor.
     if sum(shard.numel() for _, shard in shards) != full.numel():
-        raise CheckpointError(f"{name} of shape {tuple(shape)} is not covered by its parts")
-    for (region, _), (_, shard) in zip(regions, shards, strict=True):
-        full[region] = shard
+        raise CheckpointError(f"{name} of shape {tuple(full.shape)} is not covered by its parts")
+    for (offsets, shard), end in zip(shards, ends, strict=True):
+        full[tuple(map(slice, offsets, end.tolist()))] = shard
     return full

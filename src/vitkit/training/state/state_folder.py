@@ -22,28 +22,19 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
 
 from vitkit.data.checks.check import Report
 from vitkit.data.datasets.dataset import Dataset
-from vitkit.data.datasets.split import LabelChanges, read_label_changes
 from vitkit.distributed import ProcessGroup, full_tensor, is_sharded
-from vitkit.errors import CheckpointError, DataError, SettingError
+from vitkit.errors import CheckpointError
 from vitkit.io.atomic import output_error, remove_temporaries, sync, sync_folder, write_bytes
 from vitkit.io.caches import file_sha256
-from vitkit.training.config.merging import read_yaml
-from vitkit.training.state.manifest import (
-    FORMAT_VERSION,
-    MANIFEST,
-    find_damage,
-    read_manifest,
-    sealed_document,
-    step_of,
-    write_manifest,
-)
-from vitkit.training.state.registry import Registry, Tensors, read_shards
+from vitkit.training.state.registry import Registry, Tensors, check_same_names, read_shards
 from vitkit.weights.files import safetensors_writer
 
+MANIFEST = "MANIFEST.json"
+"""The files, the values and the settings of a state, sealed by a SHA-256."""
+FORMAT_VERSION = 3
 STEP = re.compile(r"step-(\d{8,})")
 """Names of states; any other name in the folder is left alone."""
 UNFINISHED, DELETED, DAMAGED = ".tmp-", ".trash-", "damaged-"
@@ -51,6 +42,51 @@ UNFINISHED, DELETED, DAMAGED = ".tmp-", ".trash-", "damaged-"
 KEPT = 2
 """Newest states that are kept: if one is damaged, the run resumes from the other."""
 _version = cache(version)  # each call parses a file of metadata
+
+
+def step_of(state: Path) -> int:
+    """Return the step that a state's folder is named after."""
+    return int(state.name.removeprefix("step-"))
+
+
+def read_manifest(state: Path) -> dict[str, Any]:
+    """Read a manifest, with its `values` and `settings`; `find_damage` checks its seal."""
+    manifest: dict[str, Any] = json.loads((state / MANIFEST).read_bytes())["manifest"]
+    return manifest
+
+
+def write_manifest(state: Path, manifest: dict[str, Any]) -> None:
+    """Write the manifest of a state; an older one is replaced in one rename."""
+    document = {"manifest": manifest, "sha256": _manifest_digest(manifest)}
+    write_bytes(state / MANIFEST, json.dumps(document).encode())
+
+
+def _manifest_digest(manifest: dict[str, Any]) -> str:
+    """Hash a manifest (SHA-256, hex)."""
+    # Sorted keys: the hash must not depend on the order of a dictionary.
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def find_damage(state: Path) -> str | None:
+    """Check a state's files against its manifest; return one line on the first problem, if any."""
+    try:
+        document = json.loads((state / MANIFEST).read_bytes())
+        manifest = document["manifest"]
+        if _manifest_digest(manifest) != document["sha256"]:
+            return f"{MANIFEST} does not match its own checksum"
+        version = manifest["format_version"]
+        if version != FORMAT_VERSION:
+            return f"format {version}, and this vitkit reads {FORMAT_VERSION}"
+        for name, expected in manifest["files"].items():
+            found = file_sha256(state / name)
+            if found != expected["sha256"]:
+                return f"{name} has sha256 {found}, expected {expected['sha256']}"
+        step = manifest["values"].get("progress", {}).get("step", step_of(state))
+        if step != step_of(state):  # the folder was renamed by hand
+            return f"it holds the state of step {step}, not of the step in its name"
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        return f"incomplete ({error})"
+    return None
 
 
 def save_state(
@@ -154,10 +190,8 @@ def _write(
             "values": values,
             "files": files,
         }
-        (temporary / MANIFEST).write_bytes(sealed_document(manifest))
         # All content must be on the disk before the folder gets its final name.
-        sync(temporary / MANIFEST)
-        sync_folder(temporary)
+        write_manifest(temporary, manifest)
         temporary.rename(final)
         sync_folder(final.parent)  # the rename itself
     finally:
@@ -234,25 +268,23 @@ def load_state(state: Path, registry: Registry) -> None:
     """
     metadata, tensors = read_state(state)
     try:
-        registry.check_names(metadata)
+        check_same_names("state", registry, metadata)
         for name, part in registry.items():
-            part.load(tensors.get(name, {}), metadata[name])
-    except CheckpointError as error:
+            part.load(tensors[name], metadata[name])
+    # what torch raises for tensors of other names or shapes
+    except (CheckpointError, RuntimeError, ValueError, LookupError, TypeError) as error:
         raise CheckpointError(f"{state}: belongs to another run: {error}") from None
 
 
 def read_state(state: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Tensors]]:
-    """Read the values and the tensors of every part. Raises `CheckpointError`."""
-    try:
-        metadata = dict(read_manifest(state)["values"])
-        tensors = {}
-        for name in metadata:
-            file = state / f"{name}.safetensors"
-            tensors[name] = safetensors.torch.load_file(file) if file.exists() else {}
-            # as earlier versions stored what was sharded
-            tensors[name] |= read_shards(state / f"{name}.shards")
-    except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
-        raise CheckpointError(f"{state}: cannot be read: {error}") from None
+    """Read the values and the tensors of every part of an intact state."""
+    metadata = dict(read_manifest(state)["values"])
+    tensors = {}
+    for name in metadata:
+        file = state / f"{name}.safetensors"
+        tensors[name] = safetensors.torch.load_file(file) if file.exists() else {}
+        # as earlier versions stored what was sharded
+        tensors[name] |= read_shards(state / f"{name}.shards")
     return metadata, tensors
 
 
@@ -266,7 +298,7 @@ def run_hash(state: Path) -> str:
     for name in sorted(metadata):
         values = {key: value for key, value in metadata[name].items() if key != "seconds"}
         total.update(json.dumps([name, values], sort_keys=True).encode())
-        for key, tensor in sorted(tensors.get(name, {}).items()):
+        for key, tensor in sorted(tensors[name].items()):
             total.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
             total.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     return total.hexdigest()
@@ -297,44 +329,3 @@ def record_data(
         write_bytes(check_file, f"{document}\n".encode())
     if dataset.relabelled is not None:
         write_bytes(relabel_file, dataset.relabelled.to_csv())
-
-
-def restore_labels(
-    copy: Path, file: str | None, config: Path
-) -> tuple[LabelChanges | None, list[str]]:
-    """Return the corrected labels that a stopped run began with, and a note if its file changed.
-
-    Args:
-        copy: the list in the folder of the run.
-        file: the setting `relabel` now.
-        config: config.yaml, which has that setting as it was when the run began.
-
-    Raises:
-        DataError: the copy is missing or damaged, or another file cannot be read.
-        SettingError: another file with other labels.
-    """
-    root, began_with = copy.parent, read_yaml(config).get("relabel")
-    if began_with is None and file is None:
-        return None, []
-    if began_with is not None and not copy.is_file():
-        raise DataError(
-            f"{copy} is missing, which has the labels that the run began with; restore it, or "
-            "start afresh"
-        )
-    kept = None if began_with is None else read_label_changes(copy)
-    # the copy serves where the file is gone; `Path.expanduser` raises for an unknown user
-    if file is None or (file == began_with and not os.path.exists(os.path.expanduser(file))):
-        return kept, []
-    if kept is not None and read_label_changes(file).digest == kept.digest:
-        return kept, []
-    if file != began_with:
-        difference = f"--relabel {file} has other labels than the run began with"
-        if kept is None:
-            difference = "that run began without --relabel"
-        raise SettingError(
-            f"--resume {root}: {difference}; leave it out, or start afresh with another --output"
-        )
-    return kept, [
-        f"{file} has changed since the run began, which continues with the labels in {copy}; start "
-        "afresh to train with the new ones"
-    ]
