@@ -322,8 +322,7 @@ def checkpointing(setting: Setting, chosen: list[str]) -> Made:
             model = vitkit.checkpoint_gradients(copy.deepcopy(source), recompute)
             return Row(Training(model, batches, labels), setting.warm())
 
-        names = {"nothing recomputed": None, "block": "block", "norms and activations":
-                 "norm_and_activation"}  # fmt: skip
+        names = {"nothing recomputed": None, "block": "block"}
         made[str(count)] = table({name: partial(row, how) for name, how in names.items()},
                                  setting, f"training of B, {count} images", count)  # fmt: skip
         del source, batches, labels, row

@@ -243,7 +243,7 @@ class TrainSettings(TypedDict, total=False):
     auto uses plain only for half precision on a CPU with up to 1,024 tokens."""
     compile: bool
     """Compile the training step with torch.compile; without a compiler the step stays as it is."""
-    grad_checkpointing: Literal["block", "norm_and_activation"] | None
+    grad_checkpointing: Literal["block"] | None
     """Save memory by computing activations again in the backward pass: those inside each `block`
     (the same without a value), or only norms and activation functions."""
     devices: int

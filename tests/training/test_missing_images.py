@@ -81,7 +81,7 @@ def test_an_image_that_is_missing_at_the_end_or_on_resuming_says_how_to_go_on(
     """In the test split; in validation that a signal had stopped, when it is made again."""
     output, last = tmp_path / "run", tmp_path / "run" / "weights" / "last.safetensors"
     test, val = gone(images, "test")[0], gone(images, "val")[0]
-    hint = rf"step 6, everything is saved: restore the file and .* --resume {output}$"
+    hint = rf"step 6, everything is saved: fix it and .* --resume {output}$"
     with pytest.raises(ImageError, match=hint):
         train(images, output, at(5, lambda: test.rename(tmp_path / "away")))
     weights = last.read_bytes()

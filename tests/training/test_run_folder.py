@@ -45,6 +45,10 @@ def images(tmp_path) -> Path:
     return tmp_path / "images"
 
 
+def yaml(settings: dict) -> str:
+    return "".join(f"{name}: {json.dumps(value)}\n" for name, value in settings.items())
+
+
 def everything(place: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(place)): path.read_bytes() if path.is_file() else b""
@@ -103,7 +107,7 @@ def log_of(run: Path) -> str:
 def test_a_run_that_failed_before_its_first_state_is_not_to_be_resumed(images, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
-    (run / "config.yaml").write_text(json.dumps(TrainConfig(data=str(images)).to_json()))
+    (run / "config.yaml").write_text(yaml(TrainConfig(data=str(images)).to_json()))
     with pytest.raises(OutputError, match=r"run exists; resume with --resume .*, or pass"):
         vitkit.train(images, output=run, **SMALL)
     vitkit.train(images, output=run, overwrite=True, **SMALL)
@@ -114,7 +118,7 @@ def test_resume_auto_puts_a_run_without_a_state_aside(images, tmp_path):
     run = tmp_path / "run"
     (run / "tensorboard").mkdir(parents=True)
     (run / ".metrics.csv.4711.tmp").touch()
-    (run / "config.yaml").write_text(json.dumps(TrainConfig(data=str(images)).to_json()))
+    (run / "config.yaml").write_text(yaml(TrainConfig(data=str(images)).to_json()))
     settings = SMALL | {"output": str(run), "resume": "auto"}
     vitkit.train(images, **settings)
     assert "run.old-1" in log_of(run)
@@ -127,7 +131,7 @@ def test_resume_auto_puts_a_run_without_a_state_aside(images, tmp_path):
 
 def test_resume_auto_sees_the_output_of_a_yaml_file(images, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("mine.yaml").write_text(json.dumps(SMALL | {"output": "runs/mine"}))
+    Path("mine.yaml").write_text(yaml(SMALL | {"output": "runs/mine"}))
     words = ["train", str(images), "--recipe", "mine.yaml", "--resume", "auto"]
     assert cli.run(words) == 0
     assert cli.run([*words, "--max-steps", "2"]) == 0
@@ -151,11 +155,11 @@ def test_a_state_is_known_by_its_name_and_holds_what_it_says(saved):
     run, settings = saved
     shutil.copytree(state(run, 4), run / "state" / "step-00000004.bak")
     (run / "state" / "step-notes.txt").write_text("mine")
-    state(run, 4).rename(state(run, 2))
+    state(run, 4).rename(state(run, 9))
     vitkit.train(**settings)
     assert "resuming from step 3" in log_of(run)
     assert "it holds the state of step 4, not of the step in its name" in log_of(run)
-    assert [state(run, n).is_dir() for n in (2, 3, 5, 6)] == [False, False, True, True]
+    assert [state(run, n).is_dir() for n in (3, 5, 6, 9)] == [False, True, True, False]
     assert (run / "state" / "step-notes.txt").read_text() == "mine"
     assert (run / "state" / "step-00000004.bak" / "MANIFEST.json").is_file()
     rows = (run / "metrics.csv").read_text().splitlines()
@@ -184,10 +188,10 @@ def test_the_settings_of_a_run_are_in_its_state_too(saved):
     settings = {"data": settings["data"], "resume": str(run), "quiet": True}
     stored = settings_of(run) | {"max_steps": 5}
     for name, value in {"seed": 1, "batch_size": 2, "mixup": 0.8}.items():
-        (run / "config.yaml").write_text(json.dumps(stored | {name: value}))
+        (run / "config.yaml").write_text(yaml(stored | {name: value}))
         with pytest.raises(SettingError, match=rf"differ from the run's: {name}: .* -> {value}"):
             vitkit.train(**settings)
-    (run / "config.yaml").write_text(json.dumps(stored | {"lr": 0.1}))
+    (run / "config.yaml").write_text(yaml(stored | {"lr": 0.1}))
     vitkit.train(**settings)
     assert f"changed since the run started: lr {stored['lr']:g} -> 0.1" in log_of(run)
 
