@@ -271,11 +271,11 @@ def test_the_error_for_a_wrong_argument_names_the_right_one(checkpoint, images):
         (lambda: vitkit.explain(checkpoint, images), "image is a list; pass an image"),
         (
             lambda: vitkit.explain(checkpoint, image, layer=[0, 1]),
-            r"layer = \[0, 1\]: must be one whole",
+            r"layer = \[0, 1\]: must be a whole",
         ),
         (
             lambda: vitkit.explain(checkpoint, image, head="all"),
-            "head = 'all': must be one whole number",
+            "head = 'all': must be a whole number",
         ),
         (lambda: vitkit.explain(checkpoint.model, image), "a ViT is not a checkpoint; pass the"),
         (lambda: vitkit.embed(checkpoint.model, images), "a ViT is not a checkpoint"),

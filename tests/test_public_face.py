@@ -16,7 +16,6 @@ from vitkit.cli import VERBS
 
 PUBLIC = [
     "MLP",
-    "Animation",
     "Artefacts",
     "Callback",
     "Checkpoint",
@@ -69,7 +68,6 @@ PUBLIC = [
     "ViTSpec",
     "VitkitError",
     "adapt",
-    "animate_explanation",
     "check",
     "checkpoint_gradients",
     "compare",
@@ -91,7 +89,6 @@ PUBLIC = [
     "open_dataset",
     "optimized",
     "parameter_groups",
-    "plot_attention",
     "plot_attention_sheet",
     "plot_explanations",
     "report",

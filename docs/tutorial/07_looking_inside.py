@@ -251,7 +251,7 @@ _ = grid_of(squares, titles, across=5, size=1.3, colours="gray")
 #
 # $$ H = -\frac1T \sum_{i=1}^{T} \sum_{j=1}^{T} A_{ij} \log A_{ij}. $$
 #
-# In the library: `explaining/model.py`. In the paper's models some heads of the
+# In the library: `explaining/measure.py`. In the paper's models some heads of the
 # first layers have a short distance, others a long one. Little of this can be expected here: the
 # class token finds the digit alone, and the patches hardly need each other.
 
@@ -314,7 +314,7 @@ for name, chosen in zip(("same row", "same column", "neither"), pairs, strict=Tr
 # Each column of the patch matrix $E$, a kernel of `patch_embed.proj`, can be drawn as a small
 # image: the patch to which this component of the token responds most. Many of the 64 kernels are
 # similar, so the figure shows their principal components, the strongest first (the paper's Fig. 7,
-# left). In the library: `explaining/model.py`.
+# left). In the library: `explaining/measure.py`.
 
 
 # %% mystnb={"figure": {"caption": "The first 14 principal components of the patch matrix. Upper row, trained: lines, edges and corners of strokes at various positions and angles. Lower row, untrained: noise."}}

@@ -21,7 +21,7 @@ from vitkit.data.datasets.splitting import stratified_split, with_validation
 from vitkit.data.loading.crop_flip import Augmentation
 from vitkit.data.loading.loader import TrainingSteps
 from vitkit.data.sources.open import open_dataset
-from vitkit.evaluation.loop import evaluate_model
+from vitkit.evaluation.loop import evaluate_outputs, predict_batches
 from vitkit.models.attention import use_attention
 from vitkit.spec import Preprocess
 from vitkit.training.config.meaning import Settings
@@ -167,9 +167,8 @@ def accuracy(
             logits: Tensor = model(images)
         return logits
 
-    scores = evaluate_model(
-        forward, split, preprocess_of(config), num_classes=num_classes
-    )
+    outputs = predict_batches(forward, split, preprocess_of(config))
+    scores, _ = evaluate_outputs(outputs, num_classes)
     return scores["top1"]
 
 

@@ -29,7 +29,7 @@ def __getattr__(name: str) -> object:
         value = getattr(import_module(_HOMES[name]), name)
     else:
         names = import_module("vitkit.other_names")
-        hint = ""
+        hint = names.GONE.get(name, "")
         if name in names.CLASSES:
             hint = f"; write vitkit.{names.CLASSES[name]}"
         elif name in names.MOVED:

@@ -30,11 +30,10 @@ from vitkit.evaluation.result import Evaluation as Evaluation
 from vitkit.explaining.explanation import Explanation as Explanation
 from vitkit.explaining.faithfulness import Faithfulness as Faithfulness
 from vitkit.explaining.faithfulness import FaithfulnessReport as FaithfulnessReport
-from vitkit.explaining.files import Animation as Animation
 from vitkit.explaining.files import plot_explanations as plot_explanations
+from vitkit.explaining.measure import find_artefacts as find_artefacts
 from vitkit.explaining.model import Artefacts as Artefacts
 from vitkit.explaining.model import ModelExplanation as ModelExplanation
-from vitkit.explaining.model import find_artefacts as find_artefacts
 from vitkit.exporting.export import ExportReport as ExportReport
 from vitkit.exporting.export import export as export
 from vitkit.exporting.exported_model import evaluate as evaluate
@@ -51,8 +50,6 @@ from vitkit.models.readout import Features as Features
 from vitkit.models.record import Record as Record
 from vitkit.models.transformer import Transformer as Transformer
 from vitkit.models.vit import ViT as ViT
-from vitkit.plots.confusion import plot_attention as plot_attention
-from vitkit.prediction.explain_image import animate_explanation as animate_explanation
 from vitkit.prediction.explain_image import explain as explain
 from vitkit.prediction.explain_image import explain_model as explain_model
 from vitkit.prediction.explain_image import faithfulness_report as faithfulness_report

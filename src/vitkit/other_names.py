@@ -154,8 +154,12 @@ MOVED: dict[str, str] = {
 """Function or keyword that has left the package -> the file of the repository that has it now, or
 that has another name -> the new one."""
 
-GONE = {"allow_slower": "; a slower export is not refused any more: leave it out"}
-"""Keyword that has left the package -> what to do in its place."""
+GONE = {
+    "allow_slower": "; a slower export is not refused any more: leave it out",
+    "plot_attention": "; draw the maps of a Record by matplotlib: plt.imshow(maps[layer][0][head])",
+    "animate_explanation": "; explain each layer (layer=), or draw all by plot_attention_sheet",
+}
+"""Function or keyword that has left the package -> what to do in its place."""
 
 SIZES = {"ti": "tiny", "s": "small", "b": "base", "l": "large", "h": "huge"}
 _SHORT = re.compile(

@@ -1,4 +1,4 @@
-"""`vitkit explain`: where images come from, how their files are named, animations, registers."""
+"""`vitkit explain`: where images come from, how their files are named."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from local_server import listening
-from PIL import Image, ImageSequence
+from PIL import Image
 from tiny_checkpoint import save_tiny
 
-import vitkit
 from vitkit import cli
 
 CAT = "\N{CAT}"
@@ -118,12 +117,12 @@ def test_a_long_name_is_cut_between_its_characters(root, checkpoint, name):
     assert written("drawn") == {f"{stem}.png"}
 
 
-@pytest.mark.parametrize("name", ["x.png", "X.SVG", "x.gif"])
+@pytest.mark.parametrize("name", ["x.png", "X.SVG"])
 def test_one_explanation_is_written_to_the_file_that_is_named(root, checkpoint, name, capsys):
     words = ["explain", checkpoint, "cats/1.png", "--output", name, "--method", "rollout"]
     assert cli.run(words) == 0
     assert f"1 explanation in {name}" in capsys.readouterr().out
-    starts = {"x.png": b"\x89PNG", "X.SVG": b"<?xml", "x.gif": b"GIF89a"}
+    starts = {"x.png": b"\x89PNG", "X.SVG": b"<?xml"}
     assert Path(name).read_bytes().startswith(starts[name])
     assert cli.run(words) == 2
     assert f"--output {name}: this file exists; choose another" in capsys.readouterr().err
@@ -139,11 +138,10 @@ def test_one_explanation_is_written_to_the_file_that_is_named(root, checkpoint, 
         (["cats/1.png", "--faithfulness"], "is one file, and --faithfulness needs several"),
         (["cats/1.png", "--format", "svg"], "--output x.png does not end in .svg"),
         (["cats/1.png", "--output", "x.jpg"], "expected a folder, or one file that ends in .png"),
-        (["cats/1.png", "--animate", "--method", "occlusion", "--output", "f"],
-         "occlusion has no map for each layer, .* methods that have: attention, rollout"),
+        (["cats/1.png", "--animate"], "no flag --animate; explain one layer by --layer, or draw"),
         (["cats/1.png", "--option", "query=99", "--method", "attention", "--output", "f"],
-         "--option query=99: must be a patch, 0 to 3"),
-        (["cats/1.png", "--model", "--animate"], "--animate has no effect with --model"),
+         "--option query=99: must be a whole number from 0 to 3"),
+        (["cats/1.png", "--model", "--sheet"], "--sheet has no effect with --model"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_written_is_one_line(root, checkpoint, capsys, words, message):
@@ -153,40 +151,3 @@ def test_what_cannot_be_written_is_one_line(root, checkpoint, capsys, words, mes
     assert re.search(message, err)
     assert not Path("x.png").exists()
     assert not Path("f").exists()
-
-
-def test_an_animation_has_a_frame_for_each_layer(root, tmp_path):
-    spec = vitkit.ViTSpec(
-        image_size=16, patch_size=8, width=16, depth=3, num_heads=2, mlp_width=16, num_classes=2
-    )
-    preprocess = vitkit.Preprocess(image_size=16)
-    vitkit.save("deep.safetensors", vitkit.ViT(spec), preprocess=preprocess)
-    words = ["explain", "deep.safetensors", "cats/1.png", "--animate"]
-    for method in ("rollout", "attention"):
-        assert cli.run([*words, "--method", method, "--output", method]) == 0
-        assert written(method) == {"1.png", "1.gif"}
-        with Image.open(f"{method}/1.gif") as gif:
-            frames = [frame.copy() for frame in ImageSequence.Iterator(gif)]
-            assert gif.info["loop"] == 0
-        assert [frame.info["duration"] for frame in frames] == [500, 500, 2000]
-        assert frames[0].convert("RGB").getpixel((0, 0)) == (255, 255, 255)
-        assert Path(f"{method}/1.gif").stat().st_size < 100_000
-    made = vitkit.animate_explanation("deep.safetensors", "cats/1.png", discard_ratio=0.25)
-    assert len(made.explanations) == 3
-    whole = vitkit.explain(
-        "deep.safetensors", "cats/1.png", method="rollout", discard_ratio=0.25, faithfulness=False
-    )
-    np.testing.assert_allclose(made.explanations[-1].grid, whole.grid, atol=1e-6)
-    words = [lines[0] for lines in made.captions]
-    assert words[0] == "rollout, layer 0 (the last is 2)"
-    assert words[2] == "rollout, layers 0 to 2 (the last is 2)"
-    assert made.save("own.gif").read_bytes() == made.encode()
-    assert "data:image/gif;base64," in made._repr_html_()
-    by_layer = vitkit.animate_explanation("deep.safetensors", "cats/1.png", method="attention")
-    for layer, explanation in enumerate(by_layer.explanations):
-        expected = vitkit.explain(
-            "deep.safetensors", "cats/1.png", method="attention", layer=layer, faithfulness=False
-        )
-        np.testing.assert_array_equal(explanation.grid, expected.grid)
-    with pytest.raises(vitkit.SettingError, match="libragrad has no map for each layer"):
-        vitkit.animate_explanation("deep.safetensors", "cats/1.png", method="libragrad")

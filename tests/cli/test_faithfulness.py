@@ -100,7 +100,7 @@ def test_what_cannot_be_measured_is_refused_before_the_first_image(photos, capsy
     assert cli.run(["explain", "headless.safetensors", "photos", "--faithfulness"]) == 2
     assert "the model has no head" in capsys.readouterr().err
     assert cli.run(["explain", "m.safetensors", "photos", "--method", "pca", "--faithfulness"]) == 2
-    assert "its maps are colours" in capsys.readouterr().err
+    assert "of 'pca' are colours" in capsys.readouterr().err
     (photos / "explanations").mkdir(exist_ok=True)
     (photos / "explanations" / "faithfulness.json").write_text('{"mine": 1}')
     assert cli.run(["explain", "m.safetensors", "photos", "--faithfulness"]) == 2
@@ -115,7 +115,7 @@ def test_what_cannot_be_measured_is_refused_before_the_first_image(photos, capsy
     ("options", "message"),
     [
         ({"method": "libragard"}, "did you mean 'libragrad'"),
-        ({"method": "pca"}, "its maps are colours"),
+        ({"method": "pca"}, "of 'pca' are colours"),
         ({"layer": 7}, "layer 7 does not exist"),
         ({"parts": ["weights"]}, r"parts = .*sanity_checks_of_maps\.py"),
         ({"truth": True}, "truth = True: is called faithfulness"),

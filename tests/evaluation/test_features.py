@@ -15,7 +15,6 @@ from training.starts import DIGITS, a_checkpoint, log_of, train
 
 import vitkit
 from vitkit import DataError, SettingError, TrainConfig, open_dataset
-from vitkit.distributed import ProcessGroup
 from vitkit.evaluation.features import extract_features, fit_linear, knn
 from vitkit.training.finish import among_voted
 from vitkit.training.plan import make_plan
@@ -199,24 +198,6 @@ def test_what_a_probe_cannot_have_is_refused(tmp_path, settings, words):
     asked = {"pretrained": tmp_path / "a.safetensors", "probe": "linear"} | settings
     with pytest.raises(SettingError, match=words):
         train(tmp_path / "run", **asked)
-
-
-def test_a_probe_runs_in_one_process(tmp_path):
-    config = TrainConfig(data="digits", pretrained="a.safetensors", probe="knn")
-    with pytest.raises(SettingError, match="in one process, not in 2; leave out --devices"):
-        make_plan(config, ProcessGroup(rank=1, size=2))
-
-
-def test_images_of_one_class_are_refused(tmp_path):
-    from PIL import Image
-
-    a_checkpoint(tmp_path / "a.safetensors")
-    for number in range(4):
-        (tmp_path / "data" / "train" / "cat").mkdir(parents=True, exist_ok=True)
-        Image.new("L", (8, 8), number).save(tmp_path / "data/train/cat" / f"{number}.png")
-    with pytest.raises(DataError, match="only one class has images, 'cat'"):
-        train(tmp_path / "run", data=str(tmp_path / "data"), probe="linear",
-              pretrained=tmp_path / "a.safetensors")  # fmt: skip
 
 
 def test_a_class_that_the_checkpoint_has_twice_is_ambiguous(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from training.worlds import in_world, together
 
+from vitkit.distributed import ProcessGroup
 from vitkit.evaluation.temperature import FOLDS, HeldOutLogits
 
 N, K = 23, 3
@@ -62,8 +63,6 @@ def test_the_logits_of_a_fold_are_those_of_the_model_that_the_others_choose(size
 
 
 def test_what_is_saved_goes_on(tmp_path):
-    from vitkit.distributed import ProcessGroup
-
     first, second = HeldOutLogits(N, K), HeldOutLogits(N, K)
     for model in range(4):
         watched(first, model, ProcessGroup())
@@ -90,10 +89,7 @@ def test_a_file_that_is_missing_or_of_another_run_is_not_complete(content, tmp_p
 
 
 def test_of_many_logits_those_of_every_nth_image_are_kept(monkeypatch):
-    from vitkit.distributed import ProcessGroup
-    from vitkit.evaluation import temperature as held_out
-
-    monkeypatch.setattr(held_out, "MOST_LOGITS", N * K // 2)
+    monkeypatch.setattr("vitkit.evaluation.temperature.MOST_LOGITS", N * K // 2)
     kept = HeldOutLogits(N, K)
     watched(kept, 0, ProcessGroup())
     logits, labels = kept.predictions()

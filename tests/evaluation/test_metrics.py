@@ -138,15 +138,6 @@ def test_predictions_of_several_processes_are_in_the_order_of_the_split(images):
             np.testing.assert_allclose(column, expected, rtol=1e-6)
 
 
-def test_the_mean_of_two_processes_scores_would_be_another_number():
-    """The control of the test above."""
-    halves = [
-        count_predictions(range(r, N, 2)).counts().scores()["balanced_accuracy"] for r in range(2)
-    ]
-    whole = count_predictions().counts().scores()["balanced_accuracy"]
-    assert abs(sum(halves) / 2 - whole) > 1e-3
-
-
 @pytest.mark.parametrize(
     ("hits", "images", "low", "high"),
     [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611),

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from training.worlds import in_world, together
 
 import vitkit
 from vitkit import CheckpointError, SettingError
@@ -34,44 +33,29 @@ def loss(logits: torch.Tensor, labels: torch.Tensor, temperature: float) -> floa
 @pytest.mark.parametrize("temperature", [0.4, 1.0, 2.5])
 def test_the_temperature_that_made_the_labels_is_found(temperature):
     logits, labels = drawn(temperature)
-    found = fit_temperature([(logits, labels)])
+    found = fit_temperature(logits, labels)
     assert found == pytest.approx(temperature, rel=0.08)
     least = loss(logits, labels, found)
     assert all(least < loss(logits, labels, found * f) for f in (0.98, 0.999, 1.001, 1.02))
 
 
-def test_batches_and_processes_do_not_change_it():
-    logits, labels = drawn(2.5, 301)
-    whole = fit_temperature([(logits, labels)])
-
-    def fitted(world):
-        mine = logits[world.rank :: world.size], labels[world.rank :: world.size]
-        return fit_temperature(zip(*(part.split(16) for part in mine), strict=True), world)
-
-    first, second = together(2, in_world(fitted))
-    assert first == second
-    assert first == pytest.approx(whole, rel=1e-9)
-    own_half = fit_temperature([(logits[::2], labels[::2])])
-    assert abs(own_half - whole) > 1e-3  # what a process would find by itself
-
-
 def test_images_that_are_all_right_give_a_temperature_that_falls_with_their_number():
     logits = torch.randn(200, K, generator=torch.Generator().manual_seed(0))
-    few, many = (fit_temperature([(part, part.argmax(1))]) for part in (logits[:20], logits))
+    few, many = (fit_temperature(part, part.argmax(1)) for part in (logits[:20], logits))
     assert 0.05 < many < few < 1
 
 
 def test_a_model_that_is_worse_than_a_guess_has_no_temperature():
     logits = torch.randn(20, K, generator=torch.Generator().manual_seed(0))
-    assert fit_temperature([(logits, logits.argmin(1))]) is None
-    assert fit_temperature([]) is None
+    assert fit_temperature(logits, logits.argmin(1)) is None
+    assert fit_temperature(logits[:0], logits.argmin(1)[:0]) is None
 
 
 @pytest.mark.parametrize("temperature", [0.5, 2.5])
 def test_a_temperature_is_kept_where_it_helps_out_of_fold(temperature):
     logits, labels = drawn(temperature, 400)
-    found = calibrate(zip(logits.split(64), labels.split(64), strict=True))
-    assert found.temperature == fit_temperature([(logits, labels)])
+    found = calibrate(logits, labels)
+    assert found.temperature == fit_temperature(logits, labels)
     assert found.message.startswith(
         f"temperature {found.temperature:.3f}, fitted on the validation split;"
     )
@@ -89,14 +73,14 @@ def test_a_temperature_is_kept_where_it_helps_out_of_fold(temperature):
     ],
 )
 def test_else_it_stays_at_1_and_the_message_names_the_reason(temperature, images, message):
-    found = calibrate([drawn(temperature, images)])
+    found = calibrate(*drawn(temperature, images))
     assert found.temperature is None
     assert found.message.startswith(message)
 
 
 def test_a_model_that_is_worse_than_a_guess_stays_at_1_with_a_message():
     logits, _ = drawn(1.0, 200)
-    found = calibrate([(logits, logits.argmin(1))])
+    found = calibrate(logits, logits.argmin(1))
     assert found.temperature is None
     assert "not within 0.05 to 20" in found.message
 
@@ -107,21 +91,7 @@ def test_whether_one_is_fitted_does_not_depend_on_how_many_are_right(wrong):
     logits, _ = drawn(1.0, 144)
     labels = logits.argmax(1)
     labels[:wrong] = (labels[:wrong] + 1) % K
-    assert calibrate([(logits, labels)]).temperature is not None
-
-
-def test_processes_find_the_temperature_that_one_finds():
-    logits, labels = drawn(2.5, 301)
-
-    def found(world):
-        mine = logits[world.rank :: world.size], labels[world.rank :: world.size]
-        return vars(calibrate([mine], world))
-
-    first, second = together(2, in_world(found))
-    alone = vars(calibrate([(logits, labels)]))
-    assert first == second
-    assert first["message"] == alone["message"]
-    assert first["temperature"] == pytest.approx(alone["temperature"], rel=1e-9)
+    assert calibrate(logits, labels).temperature is not None
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 
@@ -70,6 +71,17 @@ def test_the_highest_losses_come_first_with_all_that_is_known_of_them(images, ch
     assert evaluation.losses.mean() == pytest.approx(evaluation["calibrated_loss"], rel=1e-5)
     with pytest.raises(SettingError, match="count = 0: must be 1 or more"):
         evaluation.top_losses(0)
+
+
+def test_scores_are_those_of_the_logits_and_broken_logits_are_refused(images, checkpoint):
+    found = vitkit.evaluate(checkpoint, images)
+    assert not any(name.startswith("top3") for name in found)  # of three classes it is always 1
+    assert found["top1"] == found.right.mean()
+    model = copy.deepcopy(checkpoint.model)
+    model.head.bias.data[1] = torch.nan
+    broken = vitkit.Checkpoint(model, checkpoint.preprocess, CLASSES)
+    with pytest.raises(vitkit.CheckpointError, match=r"NaN or infinity for 15 of 15 images, so"):
+        vitkit.evaluate(broken, images)
 
 
 def test_their_figure_shows_the_images_with_their_names(images, checkpoint):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,6 @@ from noise import fill_with_noise
 import vitkit
 from vitkit import Features
 from vitkit.explaining import faithfulness
-from vitkit.models.attention import Context
 
 measure = faithfulness.measure_faithfulness
 VARIANTS = {
@@ -45,7 +42,7 @@ def probability(vit: vitkit.ViT, image: torch.Tensor, kept: list[int], number: i
         tokens, context, _ = vit.embed(image[None])
         if context.rotation is not None:
             sin, cos = context.rotation
-            context = Context((sin[rows], cos[rows]))
+            context = context._replace(rotation=(sin[rows], cos[rows]))
         tokens = tokens[:, rows]
         for block in vit.blocks:
             tokens = block(tokens, context)
@@ -171,7 +168,6 @@ def test_what_is_not_measurable_is_none_and_says_so():
         assert score.line == (
             "deletion not measurable, insertion not measurable (no better than chance, p = 1)"
         )
-        assert not score.better_than_chance
 
 
 def test_a_map_that_is_as_good_as_the_best_random_order_is_not_no_better_than_chance():
@@ -229,16 +225,6 @@ def test_the_mode_stays_and_wrong_input_is_named():
         measure(vit, images, torch.rand(1, 6, 4), torch.tensor([0]))
     with pytest.raises(vitkit.SettingError, match="the model has no head"):
         measure(model(num_classes=0), images, torch.rand(1, 4, 6), torch.tensor([0]))
-
-
-@pytest.mark.parametrize("count", [1, 2, 5, 9])
-def test_few_pairs_are_enumerated(count):
-    values = np.random.default_rng(count).normal(0.4, 1, count)
-    least = values.sum()
-    sums = [sum(s * v for s, v in zip(signs, values, strict=True))
-            for signs in product((1, -1), repeat=count)]  # fmt: skip
-    expected = sum(total >= least - 1e-9 for total in sums) / 2**count
-    assert faithfulness.paired_permutation(values) == expected
 
 
 def test_p_is_never_0():

@@ -178,7 +178,9 @@ def test_a_figure_that_needs_images_says_so(tmp_path):
     found = vitkit.explain_model(checkpoint(tmp_path))
     with pytest.raises(vitkit.SettingError, match=r"one of filters, pos.* images, and none were"):
         found.plot("distance")
-    with pytest.raises(vitkit.SettingError, match=r"panel = 'heads': .* of filters, positions$"):
+    with pytest.raises(
+        vitkit.SettingError, match=r"panel = .heads.: .* of filters, positions. Att"
+    ):
         found.plot("heads")
 
 

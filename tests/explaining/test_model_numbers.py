@@ -11,8 +11,6 @@ from noise import fill_with_noise
 from torch import nn
 
 import vitkit
-from vitkit.explaining.model import first_layer_filters, position_similarity
-from vitkit.models.hybrid import standardise
 
 SIZE = (24, 40)
 """A rectangle of 3 x 5 patches."""
@@ -46,6 +44,11 @@ def images(count: int = 5) -> list[np.ndarray]:
 def explained(vit: vitkit.ViT, size: tuple[int, int] = SIZE) -> vitkit.ModelExplanation:
     preprocess = vitkit.Preprocess(image_size=size, fit="squash")
     return vitkit.explain_model(vitkit.Checkpoint(vit, preprocess, ()), images(), name="tiny")
+
+
+def learned(vit: vitkit.ViT) -> vitkit.ModelExplanation:
+    """What the weights alone say."""
+    return vitkit.explain_model(vitkit.Checkpoint(vit, vitkit.Preprocess(image_size=SIZE), ()))
 
 
 def recorded(vit: vitkit.ViT, size: tuple[int, int] = SIZE) -> vitkit.Record:
@@ -98,7 +101,7 @@ def test_distance_and_entropy_by_plain_loops(kind):
 def test_batches_make_no_difference(monkeypatch):
     vit = model()
     together = explained(vit)
-    monkeypatch.setattr("vitkit.explaining.model.LARGEST_BATCH", 2)
+    monkeypatch.setattr("vitkit.explaining.measure.LARGEST_BATCH", 2)
     alone = explained(vit)
     np.testing.assert_allclose(alone.depth.distance, together.depth.distance, rtol=1e-6)
     np.testing.assert_allclose(alone.depth.entropy, together.depth.entropy, rtol=1e-6)
@@ -147,15 +150,15 @@ def plain_components(kernel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_filters_are_principal_components(stem, channels):
     vit = model(stem=stem, in_channels=channels, patch_size=(2, 4), width=64)
-    found = first_layer_filters(vit, count=5)
+    found = learned(vit).filters
     kernel = vit.patch_embed.proj.weight.detach().double().reshape(64, channels, 2, 4)
     if stem == "normed_linear":
         scale = vit.patch_embed.norm_patches.weight.detach().double()
         kernel = kernel * scale.reshape(channels, 2, 4)
     expected, shares = plain_components(kernel.numpy())
-    assert found.components.shape == (5, 2, 4, channels)
-    np.testing.assert_allclose(found.shares, shares[:5], rtol=1e-6)
-    for component, direction in zip(found.components, expected, strict=False):
+    assert found.components.shape == (8 * channels, 2, 4, channels)
+    np.testing.assert_allclose(found.shares, shares, rtol=1e-6)
+    for component, direction in zip(found.components[:5], expected, strict=False):
         flat = component.transpose(2, 0, 1).ravel()
         assert abs(flat @ direction) == pytest.approx(1, abs=1e-6)
         assert flat[abs(flat).argmax()] > 0
@@ -167,22 +170,24 @@ def test_directions_in_which_the_filters_do_not_differ_are_no_components():
     weight = vit.patch_embed.proj.weight.data
     filters, values = len(weight), weight[0].numel()
     assert filters < values
-    assert len(first_layer_filters(vit, count=1000).shares) == filters - 1  # around their mean
+    assert len(learned(vit).filters.shares) == filters - 1  # around their mean
     weight[3:] = weight[0]
-    found = first_layer_filters(vit)
+    found = learned(vit).filters
     assert found.components.shape[0] == len(found.shares) == 2
     assert found.shares.sum() == pytest.approx(1)
     weight[:] = weight[0]
-    equal = first_layer_filters(vit)
+    equal = learned(vit).filters
     assert equal.components.size == equal.shares.size == 0
     assert equal.missing.startswith("All first-layer filters are equal")
 
 
 def test_filters_of_hybrids():
     resnet = model(**MODELS["hybrid"])
-    found = first_layer_filters(resnet)
+    found = learned(resnet).filters
     first = resnet.patch_embed.backbone.conv
-    kernel = standardise(first.weight.detach().double(), first.variant)
+    kernel = first.weight.detach().double()
+    axes = {"dim": (1, 2, 3), "keepdim": True}
+    kernel = (kernel - kernel.mean(**axes)) / kernel.std(**axes, correction=0)
     expected, shares = plain_components(kernel.numpy())
     assert (found.components.shape, found.layer) == ((28, 7, 7, 3), "first convolution")
     np.testing.assert_allclose(found.shares, shares[:28], rtol=1e-5)
@@ -191,9 +196,9 @@ def test_filters_of_hybrids():
 
     spec = resnet.spec.replace(stem="backbone")
     convolutions = nn.Sequential(nn.Identity(), nn.Conv2d(3, 8, 4, 4))
-    found = first_layer_filters(vitkit.ViT(spec, convolutions))
+    found = learned(vitkit.ViT(spec, convolutions)).filters
     assert found.components.shape == (7, 4, 4, 3)  # 8 filters around their mean
-    pool = first_layer_filters(vitkit.ViT(spec, nn.AvgPool2d(4)))
+    pool = learned(vitkit.ViT(spec, nn.AvgPool2d(4))).filters
     assert pool.components.size == 0
     assert pool.missing == "The backbone has no convolution that takes the image."
 
@@ -201,7 +206,7 @@ def test_filters_of_hybrids():
 @pytest.mark.parametrize("fields", [{}, {"num_registers": 2}, {"positions_cover_prefix": False}])
 def test_similarity_of_learned_positions_by_plain_loops(fields):
     vit = model(**fields)
-    found = position_similarity(vit)
+    found = learned(vit).positions
     table = vit.pos_embed[0, -15:].detach().double().numpy()
     assert found.cosine.shape == (3, 5, 3, 5)
     for one in range(15):
@@ -211,26 +216,22 @@ def test_similarity_of_learned_positions_by_plain_loops(fields):
             place = (one // 5, one % 5, other // 5, other % 5)
             assert found.cosine[place] == pytest.approx(cosine, abs=1e-6)
     assert found.kind == "learned position embedding"
-    assert position_similarity(vit, (2, 2)).cosine.shape == (2, 2, 2, 2)
 
 
 def test_similarity_of_rotary_positions_is_the_product_of_turned_equal_vectors():
-    """By the model's own attention: queries and keys that are the same at every position."""
-    from vitkit.models.attention import rotate
-
+    """A product of equal vectors falls by the cosine of the angle between them."""
     vit = model(positions="rope", width=16, num_heads=2)
-    found = position_similarity(vit).cosine.reshape(15, 15)
+    found = learned(vit).positions.cosine.reshape(15, 15)
     sin, cos = vit.rope((3, 5), torch.zeros(1, 16, 16))
-    same = torch.ones(1, 1, 16, 8)  # all pairs equally long
-    turned = rotate(same, (sin, cos))[0, 0, 1:].double()
-    products = (turned @ turned.T / 8).numpy()
+    angles = torch.atan2(sin, cos)[-15:].double()
+    products = (angles[:, None] - angles).cos().mean(-1).numpy()
     np.testing.assert_allclose(found, products, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["sincos_1d", "sincos_2d", "sincos_2d_moco", "sincos_2d_mae"])
 def test_similarity_of_fixed_positions(kind):
     vit = model(positions=kind)
-    found = position_similarity(vit)
+    found = learned(vit).positions
     tokens = torch.zeros(1, 16, 16)
     table = vit.embedding.positions(None, (3, 5), tokens)[0, -15:].double().numpy()
     lengths = np.linalg.norm(table, axis=1)
@@ -240,6 +241,6 @@ def test_similarity_of_fixed_positions(kind):
 
 
 def test_a_model_without_positions():
-    found = position_similarity(model(positions="none"))
+    found = learned(model(positions="none")).positions
     assert found.cosine.size == 0
     assert found.missing == "The model has no positions."

@@ -104,7 +104,7 @@ def test_eval_takes_an_exported_model(tmp_path, capsys):
     for words, message in (
         ([model, data, "--engine", "openvino"], "leave out --engine"),
         ([model, data, "--device", "mps"], "leave out --engine"),
-        ([model, tmp_path / "other"], "classes that the checkpoint lacks: dog"),
+        ([model, tmp_path / "other"], "classes that the checkpoint lacks: 'dog'"),
         ([tmp_path / "c.onnx", data], "has no description of vitkit"),
         ([tmp_path / "a.pt2", data], "pass --trust-code"),
         ([model, data, "--trust-code"], "is not a .pt2 file and runs no code"),

@@ -293,7 +293,7 @@ def test_commands_refuse_wrong_choices_in_one_line(
         (["a.xml", *int8, str(photos), "--data", str(photos), "--split", "train"],
          "is the one that the model is checked on"),
         (["a.onnx", "--to", "onnx", "--data", "else", "--split", "train"],
-         "classes that the checkpoint lacks: dog"),
+         "classes that the checkpoint lacks: 'dog'"),
         (["a.xml", "--to", "openvino", "--precision", "bfloat16"], "no instructions for bfloat16"),
         (["there.onnx", "--to", "onnx"], "or replace it with --overwrite"),
         (["a.onnx", "--to", "onnx", "--split", "val"], "--split val has no effect without --data"),

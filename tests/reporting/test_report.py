@@ -17,10 +17,15 @@ import torch
 from PIL import Image
 from reporting.small_runs import HOSTILE, digits_run, photo_run
 from safetensors.torch import save
+from scipy.stats import binomtest
 
 import vitkit
 from vitkit import cli
-from vitkit.evaluation.intervals import wilson_interval
+
+
+def wilson_interval(right: int, images: int) -> tuple[float, float]:
+    found = binomtest(right, images).proportion_ci(method="wilson")
+    return found.low, found.high
 
 
 @pytest.fixture(scope="module")

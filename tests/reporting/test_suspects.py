@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import csv
-import io
 import re
 import shutil
 from pathlib import Path
@@ -13,12 +11,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from reporting.small_runs import HOSTILE, SUSPECTS_HEADER, digits_run, photo_run
+from reporting.small_runs import HOSTILE, photo_run
 from reporting.test_report import page
 
 import vitkit
 from vitkit import cli
-from vitkit.evaluation.evaluate import open_as_in_training
 from vitkit.evaluation.features import out_of_fold_probabilities, rank_suspects
 
 CHANGED = 6
@@ -98,27 +95,6 @@ def test_without_the_list_the_predictions_are_searched(run):
     text = page(vitkit.report(run)).sections["suspects"]
     assert "neither suspects.csv nor predictions" in text
     assert "suspects train" in text
-
-
-def test_each_image_is_that_of_its_own_split(tmp_path):
-    run = digits_run(tmp_path / "run", report=False)
-    splits = vitkit.open_dataset("digits").splits
-    names = [splits["test"].name(index) for index in range(len(splits["test"]))]
-    with (run / "predictions.csv").open(encoding="utf-8", newline="") as file:
-        wrong = [names.index(row["image"]) for row in csv.DictReader(file)
-                 if row["label"] != row["predicted"]]  # fmt: skip
-    data = open_as_in_training(vitkit.load(run), "digits", None, None)
-    train = data.splits["train"]
-    # training images with the numbers of test images that the page shows, too
-    rows = [(train.path(n), "train", n, data.classes[train.labels[n]], "0", 0.9, 0.01)
-            for n in wrong[:20]]  # fmt: skip
-    with (run / "suspects.csv").open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([SUSPECTS_HEADER, *rows])
-    images = {a["alt"].partition(":")[0]: a["src"] for a in page(vitkit.report(run)).all("img")}
-    for _, _, number, *_ in rows:
-        content = base64.b64decode(images[train.name(number)].partition(",")[2])
-        pixels = np.asarray(Image.open(io.BytesIO(content)))
-        assert np.array_equal(pixels, train.read(number)[..., 0])
 
 
 def test_images_that_are_shown_are_not_called_missing(run):

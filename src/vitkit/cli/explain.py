@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from vitkit.explaining.explanation import Explanation
     from vitkit.explaining.faithfulness import Faithfulness
     from vitkit.explaining.files import ExplanationFiles
-    from vitkit.models.vit import ViT
     from vitkit.prediction.images import FoundImage, ImageList
     from vitkit.weights.checkpoint import Checkpoint
 
@@ -39,11 +38,11 @@ else:
 
 ALL = "all"
 """The word for every method of the registry."""
-FILES = (".png", ".svg", ".gif")
+FILES = (".png", ".svg")
 """Endings of a file that one explanation can be written to."""
-EXTRAS = ("sheet", "animate", "faithfulness")
+EXTRAS = ("sheet", "faithfulness")
 """Flags that write further files."""
-OF_IMAGES = ("method", "class_name", "layer", "head", "option", "format", "engine", "precision")
+OF_IMAGES = ("method", "class_name", "layer", "head", "option", "format")
 """Further flags that have no effect with --model."""
 DEFAULT_OUTPUT = "explanations"
 REPORT = "faithfulness.json"
@@ -51,7 +50,7 @@ EXAMPLES = (
     "vitkit explain runs/photos-vit-1 cat.jpg  # which patches speak for the class",
     "vitkit explain runs/photos-vit-1 cat.jpg --layer 0 --head 2 --output first.png",
     "vitkit explain runs/photos-vit-1 cat.jpg --method all  # every method, and a page of them",
-    "vitkit explain runs/photos-vit-1 cat.jpg --method rollout --animate  # layer by layer, as GIF",
+    "vitkit explain runs/photos-vit-1 cat.jpg --sheet  # also the attention of each layer and head",
     "vitkit explain runs/photos-vit-1 photos/cat --faithfulness  # may the maps be trusted?",
     "vitkit explain model.safetensors mnist --split test  # every image of a dataset",
     "vitkit explain runs/photos-vit-1 photos --model  # filters, positions, attention over depth",
@@ -77,17 +76,14 @@ class ExplainCommand:
         head: attention head, from 0; default the mean of all heads.
         option: further options of the method, such as steps=20.
         sheet: also draw the attention of all layers and heads, in the folder heads of the output.
-        animate: also write the maps of all layers as an animated GIF; with --method all, rollout's.
         faithfulness: measure whether the maps name the patches that the model uses, also in
             faithfulness.json: deletion and insertion are 0 for random orders and 1 at best.
-        output: folder for the files; or, of one image and one method, a .png, .svg or .gif file.
+        output: folder for the files; or, of one image and one method, a .png or .svg file.
         format: png or svg, of the figures in a folder.
         split: train, val or test: only this split of datasets and of folders with class folders.
         data_root: folder of the named datasets, or the folder that the paths of a CSV begin at.
         overwrite: replace existing files that are not inputs.
         device: cpu, cuda, mps or auto.
-        engine: auto runs --faithfulness and occlusion with the fastest kernels here.
-        precision: precision of those forward passes.
         strict: stop at the first image that cannot be used.
     """
 
@@ -101,7 +97,6 @@ class ExplainCommand:
     head: int | None = None
     option: tuple[str, ...] = ()
     sheet: bool = False
-    animate: bool = False
     faithfulness: bool = False
     output: str = DEFAULT_OUTPUT
     format: Literal["png", "svg"] = "png"
@@ -109,8 +104,6 @@ class ExplainCommand:
     data_root: str | None = None
     overwrite: bool = False
     device: str = "auto"
-    engine: Literal["auto", "torch"] = "torch"
-    precision: Literal["float32", "bfloat16"] = "float32"
     strict: bool = False
 
     def find(self, expected: str) -> ImageList:
@@ -187,8 +180,7 @@ def _explain_images(given: ExplainCommand) -> None:
     if report is not None:
         check_outputs([report], inputs=inputs, overwrite=given.overwrite, flag="--output")
     images = StreamedImages(found, strict=given.strict)
-    checkpoint, passes = _load(given)
-    explained = _Explained(checkpoint, images, files, report, given.class_name, passes)
+    explained = _Explained(_load(given), images, files, report, given.class_name)
     explained.write([*METHODS] if given.method == ALL else [given.method], options)
     _print_end(given, explained)
 
@@ -271,17 +263,15 @@ def _files(
         options,
         ending=ending,
         sheet=given.sheet,
-        animate=given.animate,
         is_file=is_file,
     )
     files.check((image.place for image in images), inputs, overwrite=given.overwrite)
     return files
 
 
-def _load(given: ExplainCommand) -> tuple[Checkpoint, ViT | None]:
-    """Return the checkpoint on its device, and the model for forward passes if it is another."""
+def _load(given: ExplainCommand) -> Checkpoint:
+    """Return the checkpoint on its device."""
     from vitkit.devices import on_device, resolve_device
-    from vitkit.engines.inference_folds import optimized
     from vitkit.explaining.explain import find_class
     from vitkit.weights.load import load
 
@@ -289,12 +279,7 @@ def _load(given: ExplainCommand) -> tuple[Checkpoint, ViT | None]:
     if given.class_name is not None:
         find_class(loaded, given.class_name)  # before the first image is read
     # moved once, not for every image
-    loaded = replace(loaded, model=on_device(loaded.model, resolve_device(given.device)))
-    passes: ViT | None = None
-    if given.engine != "torch" or given.precision != "float32":
-        measure = given.engine == "auto"
-        passes = optimized(loaded.model, precision=given.precision, measure=measure)
-    return loaded, passes
+    return replace(loaded, model=on_device(loaded.model, resolve_device(given.device)))
 
 
 @dataclass
@@ -306,23 +291,21 @@ class _Explained:
     files: ExplanationFiles
     report: Path | None
     class_name: str | None
-    passes: ViT | None
     example: str = ""
     names: list[str] = field(default_factory=list)
     measured: dict[str, list[Faithfulness | None]] = field(default_factory=dict)
 
     def write(self, methods: Sequence[str | None], options: Mapping[str, object]) -> None:
         """Explain the images; write their files and the report; print a line for each image."""
-        from vitkit.explaining.faithfulness import refuse_colours, require_head
+        from vitkit.explaining.faithfulness import check_measurable
 
         has_head = self.checkpoint.model.spec.num_classes > 0
         for method in methods:
             for note in choose_method(method, options, has_head=has_head)[1]:
                 sys.stderr.write(f"vitkit: {note}\n")
         if self.report is not None:
-            require_head(self.checkpoint.model)
-            if len(methods) == 1:
-                refuse_colours(choose_method(methods[0], options)[0])
+            chosen = choose_method(methods[0], options)[0] if len(methods) == 1 else None
+            check_measurable(self.checkpoint.model, chosen)
         for image, (explanation, path) in self.images.with_outputs(self._explain()):
             self.example = self.example or image.name
             _print_line(image, explanation, path)
@@ -344,9 +327,7 @@ class _Explained:
             except ImageError as error:
                 yield error
                 continue
-            explainer = ImageExplainer(
-                self.checkpoint, pixels, self.class_name, wanted, self.passes
-            )
+            explainer = ImageExplainer(self.checkpoint, pixels, self.class_name, wanted)
             saved = self.files.save(image.name, image.place, explainer)
             self.names.append(image.name)
             for method, found in explainer.measured.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,139 +146,78 @@ def compare_checkpoints(
         data_root = data_root or settings[0].get("data_root")
     chosen = EvaluationChoice(data_root=data_root, **evaluation)
     scores = {}
-    for name, checkpoint in zip(names, loaded, strict=True):
+    groups: dict[str, dict[int, str]] = {}
+    for name, checkpoint, values in zip(names, loaded, settings, strict=True):
         scores[name] = evaluate_checkpoint(checkpoint, data, chosen, device=device)
-    seeds = []
-    for values in settings:
-        seed = values.get("seed")
-        seeds.append(seed if isinstance(seed, int) else None)
-    kinds = [_kind_of_run(values, not_of_the_kind) for values in settings]
-    return compare_evaluations(scores, kinds, seeds)
-
-
-def _kind_of_run(settings: StoredSettings, ignored: Sequence[str]) -> StoredSettings | None:
-    """Return the settings in which two runs differ if one is not a repeat of the other."""
-    kind = {name: value for name, value in sorted(settings.items()) if name not in ignored}
-    start = kind.get("start")
-    if isinstance(start, Mapping):
-        # the same weights may come from another path
-        kind["start"] = start.get("sha256")
-        kind.pop("pretrained", None)
-    return kind or None
+        seed, kind = values.get("seed"), dict(sorted(values.items()))
+        for other in (*TUNED_SETTINGS, *not_of_the_kind):
+            kind.pop(other, None)
+        start = kind.get("start")
+        if isinstance(start, Mapping):
+            # the same weights may come from another path
+            kind["start"] = start.get("sha256")
+            kind.pop("pretrained", None)
+        if kind and isinstance(seed, int):
+            # the first run of a seed counts, so that a copy does not narrow the spread
+            groups.setdefault(repr(kind), {}).setdefault(seed, name)
+    return compare_evaluations(scores, [[*by_seed.values()] for by_seed in groups.values()])
 
 
 def _shared_data(settings: Mapping[str, StoredSettings]) -> str:
     """Return the data that all runs were trained on, by the settings of each name."""
     trained_on = {name: values.get("data") for name, values in settings.items()}
-    for name, data in trained_on.items():
-        if data is None:
-            raise SettingError(
-                f"{name} does not record which data it was trained on; name the data to compare "
-                "on with --data"
-            )
-    shared, *others = {str(data): None for data in trained_on.values()}
-    if others:
-        listed = ", ".join(f"{name} on {data}" for name, data in trained_on.items())
+    shared = {str(data) for data in trained_on.values()}
+    if None in trained_on.values() or len(shared) > 1:
+        listed = [f"{name} on {data or 'data that it does not record'}"
+                  for name, data in trained_on.items()]  # fmt: skip
         raise SettingError(
-            f"the checkpoints were trained on different data ({listed}); name the data to compare "
-            "on with --data"
+            f"the checkpoints were not trained on the same data ({', '.join(listed)}); name the "
+            "data to compare on with --data"
         )
-    return shared
+    return shared.pop()
 
 
 def compare_evaluations(
-    scores: Mapping[str, Evaluation],
-    settings: Sequence[StoredSettings | None] | None = None,
-    seeds: Sequence[int | None] | None = None,
+    scores: Mapping[str, Evaluation], groups: Iterable[Sequence[str]] = ()
 ) -> Comparison:
     """Compare the first evaluation with each of the others.
 
     Args:
         scores: name -> evaluation, two or more.
-        settings: training settings of each, without the seed; runs with equal settings, apart from
-            `TUNED_SETTINGS`, are repeats, and None is like no other.
-        seeds: seeds of each; of several runs with one seed, the first counts.
+        groups: the names of runs that differ in their seeds alone; one run has no spread.
 
     Raises:
         DataError: they were not evaluated on the same images with the same classes.
     """
     (first, reference), *others = scores.items()
-    # all are checked before the first is compared
-    for name, evaluation in others:
-        _check_same(first, reference, name, evaluation)
-    pairs = []
-    for name, evaluation in others:
-        pairs.append(_pair(first, reference, name, evaluation))
-    # without settings, none is a repeat of another
-    unknown = [None] * len(scores)
-    repeats = _repeats(scores, settings or unknown, seeds or unknown)
-    return Comparison(dict(scores), tuple(pairs), repeats)
+    pairs = [_pair(first, reference, name, evaluation) for name, evaluation in others]
+    repeats = []
+    for names in groups:
+        if len(names) > 1:
+            top1 = np.array([scores[name]["top1"] for name in names])
+            mean, low, high = map(float, (top1.mean(), top1.min(), top1.max()))
+            # of a sample: the sum of squares divided by n - 1
+            repeats.append(Repeats(tuple(names), mean, float(top1.std(ddof=1)), low, high))
+    return Comparison(dict(scores), tuple(pairs), tuple(repeats))
 
 
-def _check_same(first: str, reference: Evaluation, second: str, evaluation: Evaluation) -> None:
-    """Refuse two evaluations with different classes or images."""
+def _pair(first: str, reference: Evaluation, second: str, evaluation: Evaluation) -> Pair:
+    """Compare two evaluations; refuse different classes or images."""
     if different := sorted(set(reference.classes) ^ set(evaluation.classes)):
         raise DataError(
             f"{first} and {second} have different classes: only one of them has "
             f"{', '.join(different[:CLASSES_SHOWN])}; compare models of the same classes"
         )
     # McNemar's test pairs the images, so each must be in both, in the same order
-    first_images = _names_and_labels(reference)
-    second_images = _names_and_labels(evaluation)
-    if first_images != second_images:
+    images, others = ([row[:2] for row in one.rows()] for one in (reference, evaluation))
+    if images != others:
         raise DataError(
-            f"{first} and {second} have different images in this split, {len(first_images):,} "
-            f"and {len(second_images):,}, as their training split the data or skipped images "
+            f"{first} and {second} have different images in this split, {len(images):,} "
+            f"and {len(others):,}, as their training split the data or skipped images "
             "differently; choose another --split"
         )
-
-
-def _names_and_labels(evaluation: Evaluation) -> list[tuple[str, str]]:
-    return [row[:2] for row in evaluation.rows()]
-
-
-def _pair(first: str, reference: Evaluation, second: str, evaluation: Evaluation) -> Pair:
-    # `right` is a boolean array over the same images in the same order
-    only_first = int((reference.right & ~evaluation.right).sum())
-    only_second = int((evaluation.right & ~reference.right).sum())
-    return Pair(
-        first,
-        second,
-        both=int((reference.right & evaluation.right).sum()),
-        only_first=only_first,
-        only_second=only_second,
-        neither=int((~reference.right & ~evaluation.right).sum()),
-        p=mcnemar(only_first, only_second),
-    )
-
-
-def _repeats(
-    scores: Mapping[str, Evaluation],
-    settings: Sequence[StoredSettings | None],
-    seeds: Sequence[int | None],
-) -> tuple[Repeats, ...]:
-    """Group runs by their settings; groups of one seed are left out."""
-    groups: dict[str, dict[int, str]] = {}
-    for name, values, seed in zip(scores, settings, seeds, strict=True):
-        if values is not None and seed is not None:
-            key = {field: value for field, value in values.items() if field not in TUNED_SETTINGS}
-            # the first run of a seed counts, so that a copy does not narrow the spread
-            groups.setdefault(repr(key), {}).setdefault(seed, name)
-    repeats = []
-    for by_seed in groups.values():
-        # one run has no spread
-        if len(by_seed) < 2:
-            continue
-        names = tuple(by_seed.values())
-        top1 = np.array([scores[name]["top1"] for name in names])
-        repeats.append(
-            Repeats(
-                names,
-                mean=float(top1.mean()),
-                # of a sample: the sum of squares divided by n - 1
-                spread=float(top1.std(ddof=1)),
-                low=float(top1.min()),
-                high=float(top1.max()),
-            )
-        )
-    return tuple(repeats)
+    # images that neither, the first alone, the second alone and both classify correctly
+    kinds = reference.right + 2 * evaluation.right
+    neither, only_first, only_second, both = np.bincount(kinds, minlength=4).tolist()
+    p = mcnemar(only_first, only_second)
+    return Pair(first, second, both, only_first, only_second, neither, p)

@@ -16,11 +16,7 @@ from vitkit.data.checks.check import with_corrections as relabel
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.pixel_cache import cached
 from vitkit.data.datasets.split import Split, read_label_changes
-from vitkit.data.datasets.splitting import (
-    ClassMatch,
-    match_classes,
-    with_validation_of,
-)
+from vitkit.data.datasets.splitting import ClassMatch, match_classes, with_validation_of
 from vitkit.data.sources.objects import find_object
 from vitkit.data.sources.open import DataSource, kept_data, open_dataset
 from vitkit.engines.choose import EngineOptions, engine_of
@@ -34,7 +30,7 @@ from vitkit.evaluation.loop import (
     predict_batches,
 )
 from vitkit.evaluation.result import Evaluation
-from vitkit.messages import did_you_mean
+from vitkit.messages import did_you_mean, quote_list
 from vitkit.weights.checkpoint import Checkpoint, LabelledModel, names_for_data, stored_object
 from vitkit.weights.load import as_checkpoint
 
@@ -61,10 +57,12 @@ class EvaluationChoice:
     relabel: str | Path | None = None
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise SettingError.about("batch_size", self.batch_size, "must be 1 or more")
-        if self.workers < 0:
-            raise SettingError.about("workers", self.workers, "must be 0 or more")
+        for name, value, least in (
+            ("batch_size", self.batch_size, 1),
+            ("workers", self.workers, 0),
+        ):
+            if value < least:
+                raise SettingError.about(name, value, f"must be {least} or more")
 
 
 def evaluate_checkpoint(
@@ -142,21 +140,14 @@ def choose_split(dataset: Dataset, split: str | None) -> str:
     Raises:
         DataError: the dataset does not have it.
     """
-    if split is None:
-        split = next((name for name in ("test", "val") if name in dataset.splits), None)
-    if split is None:
-        raise DataError(
-            f"{dataset.name} has neither test nor val to evaluate on; name a split with --split "
-            f"(split=): {', '.join(dataset.splits)}"
-        )
-    if split not in dataset.splits:
-        raise DataError.about(
-            "split",
-            split,
-            f"{dataset.name} has no split of that name{did_you_mean(split, dataset.splits)}; "
-            f"it has {', '.join(dataset.splits)}",
-        )
-    return split
+    for name in [split] if split else ["test", "val"]:
+        if name in dataset.splits:
+            return name
+    problem = "neither test nor val to evaluate on"
+    if split:
+        problem = f"no split of that name{did_you_mean(split, dataset.splits)}"
+    expected = f"{dataset.name} has {problem}; it has {', '.join(dataset.splits)}"
+    raise DataError.about("split", split, expected)
 
 
 def open_as_in_training(
@@ -195,7 +186,12 @@ def open_as_in_training(
         dataset = cached(dataset, None if cache == "auto" else cache)
         logging.getLogger("vitkit").info("%s", dataset.notes[-1])
     dataset = with_validation_of(dataset, trained_on, settings.get("val_fraction"))
-    _refuse_changed_split(trained_on, dataset)
+    if dataset.cut and trained_on not in (None, dataset.fingerprint):
+        raise DataError(
+            f"{dataset.name} has no test folder, and its images differ from those the checkpoint "
+            "was trained on, so a new test split would contain training images; put the test "
+            f"images into {dataset.name}/test/<class>/"
+        )
     if changes is not None:
         dataset = relabel(dataset, changes)
     if settings.get("bad_images") == "skip":
@@ -232,16 +228,6 @@ def split_metadata(model: LabelledModel) -> dict[str, Any]:
     return kept
 
 
-def _refuse_changed_split(trained_on: str | None, dataset: Dataset) -> None:
-    """Refuse a split made by vitkit if its images are not those of the training."""
-    if dataset.cut and trained_on not in (None, dataset.fingerprint):
-        raise DataError(
-            f"{dataset.name} has no test folder, and its images differ from those the checkpoint "
-            "was trained on, so a new test split would contain training images; put the test "
-            f"images into {dataset.name}/test/<class>/"
-        )
-
-
 def with_labels_of(checkpoint: LabelledModel, dataset: Dataset, split: str) -> Split:
     """Return a split with its labels numbered as the checkpoint's classes, matched by name.
 
@@ -268,32 +254,23 @@ def with_labels_of(checkpoint: LabelledModel, dataset: Dataset, split: str) -> S
 
 def _match_or_refuse(checkpoint: LabelledModel, dataset: Dataset) -> ClassMatch | None:
     """Match the classes of a dataset with the checkpoint's; `None` if that names none."""
-    classes = names_for_data(checkpoint, dataset.classes)
-    if not classes:
-        if len(dataset.classes) != checkpoint.num_classes:
-            raise DataError(
-                f"{dataset.name} has {len(dataset.classes)} classes, the checkpoint "
-                f"{checkpoint.num_classes} logits without class names; "
-                "evaluate on data of the same classes"
+    classes, match, problem = names_for_data(checkpoint, dataset.classes), None, ""
+    if classes:
+        match = match_classes(dataset.classes, classes)
+        if match.ambiguous:
+            problem = (
+                f"a class {match.ambiguous[0]!r}, and the checkpoint several of that name; rename "
+                "it to the name of another class, or leave it out"
             )
-        return None
-    match = match_classes(dataset.classes, classes)
-    if match.ambiguous:
-        raise DataError(
-            f"{dataset.name} has a class {match.ambiguous[0]!r}, and the checkpoint several of "
-            "that name; rename it to the name of another class, or leave it out"
+        elif match.unknown:
+            known = quote_list(classes, CLASSES_SHOWN)
+            lacking = quote_list(match.unknown, CLASSES_SHOWN)
+            problem = f"classes that the checkpoint lacks: {lacking}; it has {known}"
+    elif len(dataset.classes) != checkpoint.num_classes:
+        problem = (
+            f"{len(dataset.classes)} classes, the checkpoint {checkpoint.num_classes} logits "
+            "without class names; evaluate on data of the same classes"
         )
-    if match.unknown:
-        raise DataError(
-            f"{dataset.name} has classes that the checkpoint lacks: {_listed(match.unknown)}; it "
-            f"has {_listed(classes)}"
-        )
+    if problem:
+        raise DataError(f"{dataset.name} has {problem}")
     return match
-
-
-def _listed(names: Sequence[str]) -> str:
-    """List the first class names and count the others."""
-    shown = ", ".join(names[:CLASSES_SHOWN])
-    if len(names) > CLASSES_SHOWN:
-        shown += f" and {len(names) - CLASSES_SHOWN:,} more"
-    return shown

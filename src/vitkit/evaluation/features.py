@@ -81,7 +81,9 @@ def extract_features(
         workers=workers,
     )
     # cloned: a tensor of inference mode cannot take part in training
-    features = _checked(torch.cat([pooled.cpu() for pooled, _ in batches]).clone())
+    features = torch.cat([pooled.cpu() for pooled, _ in batches]).clone()
+    # others are neither cached nor used
+    refuse_not_finite(int((~features.isfinite().all(dim=1)).sum()), len(features))
     try:
         with caching(path.parent) as folder:
             safetensors_writer({"features": features}, {}).write(folder / path.name)
@@ -89,12 +91,6 @@ def extract_features(
         log(f"the features of {split} cannot be cached in {path.parent}: {error.strerror}")
     log(f"features of {split}: {len(features):,} x {features.shape[1]}, computed")
     return features, labels
-
-
-def _checked(features: Float[Tensor, "N E"]) -> Float[Tensor, "N E"]:
-    """Return features that are finite; others are neither cached nor used."""
-    refuse_not_finite(int((~features.isfinite().all(dim=1)).sum()), len(features))
-    return features
 
 
 def _cache_key(model: ViT, dataset: Dataset, split: str, preprocess: Preprocess) -> str:
@@ -232,9 +228,8 @@ def fit_linear(
     mean = train.mean(0)
     # train and validation are standardised by the statistics of train
     deviation = train.std(0, correction=0)
-    scale = torch.where(deviation > SMALLEST_DEVIATION, deviation, torch.ones_like(deviation))
-    inputs = ((train - mean) / scale).to(device)
-    val_inputs = ((validation - mean) / scale).to(device)
+    scale = torch.where(deviation > SMALLEST_DEVIATION, deviation, 1.0)
+    inputs, val_inputs = (((part - mean) / scale).to(device) for part in (train, validation))
     targets, val_targets = labels.to(device), validation_labels.to(device)
     head = nn.Linear(inputs.shape[1], num_classes, device=device)
     nn.init.zeros_(head.weight)
@@ -287,7 +282,6 @@ def out_of_fold_probabilities(
     labels: Int64[Tensor, "N"],
     num_classes: int,
     *,
-    folds: int = FOLDS,
     device: torch.device | None = None,
 ) -> Float[Tensor, "N K"]:
     """Return probabilities of a linear classifier that was not fitted on the image's own label.
@@ -300,7 +294,6 @@ def out_of_fold_probabilities(
         features: features of a frozen model (N, E).
         labels: class numbers (N,).
         num_classes: K.
-        folds: number of classifiers.
         device: where to compute.
 
     Returns:
@@ -311,9 +304,12 @@ def out_of_fold_probabilities(
         DataError: all images are of one class.
     """
     classes = labels.numpy()
-    fold = _stratified_folds(classes, folds)
+    # within a class by a hash of the number; in this order the images of a class are adjacent
+    order = np.lexsort((hash64(0, np.arange(len(classes), dtype=np.uint64)), classes))
+    fold = np.empty(len(classes), np.int64)
+    fold[order] = np.arange(len(classes)) % FOLDS
     probabilities = torch.full((len(labels), num_classes), torch.nan)
-    for number in range(min(folds, int(fold.max(initial=-1)) + 1)):
+    for number in range(min(FOLDS, len(classes))):
         inside = torch.from_numpy(fold == number)
         # one of two classes may have a single image, and a classifier needs two classes
         if len(labels[~inside].unique()) < 2 <= len(labels.unique()):
@@ -331,15 +327,6 @@ def out_of_fold_probabilities(
     images = np.bincount(classes, minlength=num_classes)
     probabilities[torch.from_numpy(images[classes] < 2)] = torch.nan
     return probabilities
-
-
-def _stratified_folds(classes: Int64[np.ndarray, " N"], folds: int) -> Int64[np.ndarray, " N"]:
-    """Return the fold of each image (N,): within a class, by a hash of the index."""
-    order = np.lexsort((hash64(0, np.arange(len(classes), dtype=np.uint64)), classes))
-    fold = np.empty(len(classes), np.int64)
-    # in this order the images of a class are adjacent
-    fold[order] = np.arange(len(classes)) % folds
-    return fold
 
 
 def rank_suspects(

@@ -54,9 +54,8 @@ def balanced_interval(
     share = float((right[present] / images[present]).mean())
     # K^2 / sum_k 1 / n_k, the size of a sample with the same variance
     count = int(present.sum()) ** 2 / float((1 / images[present]).sum())
-    bootstrap_low, bootstrap_high = bootstrap_balanced(right, images)
-    wilson_low, wilson_high = _wilson(share, count)
-    return min(bootstrap_low, wilson_low), max(bootstrap_high, wilson_high)
+    lows, highs = zip(bootstrap_balanced(right, images), _wilson(share, count), strict=True)
+    return min(lows), max(highs)
 
 
 def bootstrap_balanced(

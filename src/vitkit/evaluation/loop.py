@@ -79,44 +79,6 @@ def predict_batches(
                 forward(zeros)
 
 
-def evaluate_model(
-    forward: Forward,
-    split: Split,
-    preprocess: Preprocess,
-    *,
-    num_classes: int,
-    batch_size: int = 256,
-    device: torch.device | None = None,
-    workers: int = 0,
-    world: ProcessGroup | None = None,
-) -> Metrics:
-    """Return the scores of a model on a split, as `Counts.scores` explains them.
-
-    Args:
-        forward: preprocessed images (B, C, H, W) -> logits (B, K).
-        split: the images, with labels.
-        preprocess: the evaluation transform.
-        num_classes: K.
-        batch_size: images per batch.
-        device: device of the model; default the CPU.
-        workers: number of loader processes.
-        world: the processes that share the images; each must call, and each gets the same.
-
-    Raises:
-        DataError: an empty split.
-    """
-    predictions = predict_batches(
-        forward,
-        split,
-        preprocess,
-        batch_size=batch_size,
-        device=device,
-        workers=workers,
-        world=world,
-    )
-    return count_predictions(predictions, num_classes).counts(world).scores()
-
-
 def count_predictions(predictions: Iterable[LabelledLogits], num_classes: int) -> PredictionCounts:
     """Count this process's batches.
 
@@ -197,13 +159,16 @@ def load_metrics(metrics: Sequence[str | Metric]) -> NamedMetrics:
             shown, function = metric, import_setting("metrics", metric)
         else:
             shown, function = import_name(metric), metric
-        if not callable(function) or isinstance(function, type):
-            raise SettingError(f"--metrics {shown} must be a function of (logits, labels)")
         name = getattr(function, "__name__", type(function).__name__)
-        if not name.isidentifier():
-            raise SettingError(f"--metrics {shown} has no name for its column; define it with def")
-        if OWN_SCORES.fullmatch(name) or name in found:
-            raise SettingError(f"--metrics {shown}: there is a score {name} already; rename it")
+        problem = ""
+        if not callable(function) or isinstance(function, type):
+            problem = "must be a function of (logits, labels)"
+        elif not name.isidentifier():
+            problem = "has no name for its column; define it with def"
+        elif OWN_SCORES.fullmatch(name) or name in found:
+            problem = f"is refused: there is a score {name} already; rename it"
+        if problem:
+            raise SettingError(f"--metrics {shown} {problem}")
         found[name] = function
     return found
 
@@ -243,7 +208,7 @@ class KeptOutputs:
             # a copy: an inference tensor cannot be used with gradients
             if self._keep:
                 self._logits.append(logits.detach().cpu().clone())
-                self._labels.append(labels.cpu())
+                self._labels.append(labels.cpu()[:, None])
             yield logits, labels
 
     def scores(self, metrics: NamedMetrics, world: ProcessGroup | None = None) -> Metrics:
@@ -259,20 +224,14 @@ class KeptOutputs:
         if not metrics:
             return {}
         world = world or ProcessGroup()
-        logits, labels = self._of_all(world)
+        # in the order of the split
+        logits = gather_rows(self._logits, torch.float32, world)
+        labels = gather_rows(self._labels, torch.int64, world)[:, 0]
 
         def compute() -> Metrics:
             return {name: _value(name, m, logits, labels) for name, m in metrics.items()}
 
         return world.broadcast_from_main(compute)
-
-    def _of_all(self, world: ProcessGroup) -> tuple[Tensor, Tensor]:
-        """Return logits (N, K) and labels (N,) in the order of the split."""
-        if world.size == 1:
-            return torch.cat(self._logits), torch.cat(self._labels)
-        logits = gather_rows(self._logits, torch.float32, world)
-        labels = gather_rows([batch[:, None] for batch in self._labels], torch.int64, world)
-        return logits, labels[:, 0]
 
 
 def finite_scores(scores: Metrics) -> Metrics:

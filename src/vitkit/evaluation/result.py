@@ -138,11 +138,12 @@ class Evaluation(Metrics):
         return text.getvalue().encode()
 
     def rows(self) -> Iterator[tuple[str, str, str, float]]:
-        """Yield for each image its name, its class, the predicted class and its probability."""
-        for index, probability in enumerate(self.probability.tolist()):
-            label = self.classes[self.labels[index]]
-            predicted = self.classes[self.predicted[index]]
-            yield self.split.name(index), label, predicted, probability
+        """Return for each image its name, its class, the predicted class and its probability."""
+        return map(self._row, range(len(self.labels)))
+
+    def _row(self, index: int) -> tuple[str, str, str, float]:
+        label, predicted = self.classes[self.labels[index]], self.classes[self.predicted[index]]
+        return self.split.name(index), label, predicted, float(self.probability[index])
 
     @property
     def loss_ranks(self) -> Int64[np.ndarray, " N"]:
@@ -173,16 +174,7 @@ class Evaluation(Metrics):
         highest = self._by_loss()[:count]
         found = []
         for index, loss in zip(highest.tolist(), self.losses[highest].tolist(), strict=True):
-            found.append(
-                ImageLoss(
-                    path=self.split.name(index),
-                    label=self.classes[self.labels[index]],
-                    predicted=self.classes[self.predicted[index]],
-                    probability=float(self.probability[index]),
-                    label_probability=float(np.exp(-loss)),
-                    loss=loss,
-                )
-            )
+            found.append(ImageLoss(*self._row(index), float(np.exp(-loss)), loss))
         # the pixels are read when they are drawn
         return TopLosses(found, self.split.subset(highest))
 
@@ -207,7 +199,7 @@ class Evaluation(Metrics):
 
     def _repr_html_(self) -> str:
         """Return the scores and the worst classes as tables, for a notebook."""
-        scores = []
+        scores, classes = [], []
         for name, value in self.items():
             if name in BOUNDS:
                 continue
@@ -216,11 +208,7 @@ class Evaluation(Metrics):
                 interval = f"{self[f'{name}_low']:.4f} to {self[f'{name}_high']:.4f}"
             shown = f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
             scores.append([name, shown, interval])
-        worst = sorted(self.per_class, key=lambda score: score.accuracy)[:WORST_SHOWN]
-        classes = [
-            [score.name, f"{score.accuracy:.4f}", f"{score.right:,} of {score.images:,}"]
-            for score in worst
-        ]
-        return html_table(["score", "value", "95 % interval"], scores) + html_table(
-            ["worst classes", "top1", "right"], classes
-        )
+        for one in sorted(self.per_class, key=lambda score: score.accuracy)[:WORST_SHOWN]:
+            classes.append([one.name, f"{one.accuracy:.4f}", f"{one.right:,} of {one.images:,}"])
+        table = html_table(["score", "value", "95 % interval"], scores)
+        return table + html_table(["worst classes", "top1", "right"], classes)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,9 +58,7 @@ class Calibration:
     message: str
 
 
-def calibrate(
-    predictions: Iterable[LabelledLogits], world: ProcessGroup | None = None
-) -> Calibration:
+def calibrate(logits: Float[Tensor, "N K"], labels: Int64[Tensor, " N"]) -> Calibration:
     """Fit a temperature on validation; use it only if cross-validation confirms the gain.
 
     There must be 125 images: whether one is fitted depends on nothing but their number. Each of 5
@@ -68,82 +66,37 @@ def calibrate(
     mean loss by more than its standard error, the temperature of all images is the result.
 
     Args:
-        predictions: logits (B, K) and class numbers (B,), batch by batch; of images that are not
-            trained on, and did not choose the model: see `HeldOutLogits`.
-        world: the processes that share the images; each must call, and each gets the same.
+        logits: (N, K) of images that are not trained on, and did not choose the model: see
+            `HeldOutLogits`.
+        labels: class numbers (N,).
     """
-    world = world or ProcessGroup()
-    batches = _on_cpu(predictions)
-    count = int(world.all_reduce_sum(torch.tensor(sum(len(labels) for _, labels in batches))))
+    count, left = len(labels), "temperature left at 1"
     if count < FEWEST_IMAGES:
-        return Calibration(
-            None,
-            f"temperature left at 1: fitting it needs {FEWEST_IMAGES} validation images, and "
-            f"there are {count}",
-        )
-    temperature = fit_temperature(batches, world)
+        needed = f"fitting it needs {FEWEST_IMAGES} validation images, and there are {count}"
+        return Calibration(None, f"{left}: {needed}")
+    temperature = fit_temperature(logits, labels)
     if temperature is None:
-        return Calibration(
-            None,
-            f"temperature left at 1: the best one on validation is not within "
-            f"{LOWEST_TEMPERATURE:g} to {HIGHEST_TEMPERATURE:g}",
-        )
-    before, after, error = _cross_validate(batches, world)
-    test = f"{FOLDS}-fold cross-validation on {count:,} images: loss {before:.4f} -> {after:.4f}"
+        bounds = f"{LOWEST_TEMPERATURE:g} to {HIGHEST_TEMPERATURE:g}"
+        return Calibration(None, f"{left}: the best one on validation is not within {bounds}")
+    folds = torch.arange(count) % FOLDS
+    before = F.cross_entropy(logits.double(), labels, reduction="none")
+    after = torch.empty_like(before)
+    for fold in range(FOLDS):
+        inside = folds == fold
+        fitted = fit_temperature(logits[~inside], labels[~inside]) or 1.0  # no minimum: no scaling
+        scaled = logits[inside].double() / fitted
+        after[inside] = F.cross_entropy(scaled, labels[inside], reduction="none")
+    losses = f"loss {before.mean():.4f} -> {after.mean():.4f}"
+    test = f"{FOLDS}-fold cross-validation on {count:,} images: {losses}"
+    gain = before - after
     # the gain must exceed its own standard error
-    if before - after <= error:
-        return Calibration(None, f"temperature left at 1: no significant gain in {test}")
-    return Calibration(
-        temperature, f"temperature {temperature:.3f}, fitted on the validation split; {test}"
-    )
+    if gain.mean() <= gain.std(correction=0) / math.sqrt(count):
+        return Calibration(None, f"{left}: no significant gain in {test}")
+    message = f"temperature {temperature:.3f}, fitted on the validation split; {test}"
+    return Calibration(temperature, message)
 
 
-def _on_cpu(predictions: Iterable[LabelledLogits]) -> list[LabelledLogits]:
-    return [(logits.cpu(), labels.cpu()) for logits, labels in predictions]
-
-
-def _cross_validate(
-    batches: Sequence[LabelledLogits], world: ProcessGroup
-) -> tuple[float, float, float]:
-    """Return the mean loss without and with a temperature, and the difference's standard error."""
-    folds = _fold_numbers(batches, world)
-    sums = torch.zeros(4, dtype=torch.float64)
-    for number in range(FOLDS):
-        others = []
-        for (logits, labels), fold in zip(batches, folds, strict=True):
-            others.append((logits[fold != number], labels[fold != number]))
-        temperature = fit_temperature(others, world) or 1.0  # no minimum: no scaling
-        for (logits, labels), fold in zip(batches, folds, strict=True):
-            held_out = logits[fold == number].double()
-            targets = labels[fold == number]
-            before = F.cross_entropy(held_out, targets, reduction="none")
-            after = F.cross_entropy(held_out / temperature, targets, reduction="none")
-            gain = before - after
-            count = gain.new_tensor(len(gain))
-            sums += torch.stack([before.sum(), gain.sum(), gain.square().sum(), count])
-    loss, total_gain, squares, images = world.all_reduce_sum(sums).tolist()
-    # rounding may make the difference of squares negative
-    variance = max(0.0, squares / images - (total_gain / images) ** 2)
-    return loss / images, (loss - total_gain) / images, math.sqrt(variance / images)
-
-
-def _fold_numbers(
-    batches: Sequence[LabelledLogits], world: ProcessGroup
-) -> list[Int64[Tensor, "B"]]:
-    """Return each image's part of the cross-validation, the same for any number of processes."""
-    folds = []
-    seen = 0
-    for logits, _ in batches:
-        # this process has the images rank, rank + size ... of the split
-        index = world.rank + world.size * torch.arange(seen, seen + len(logits))
-        folds.append(index % FOLDS)
-        seen += len(logits)
-    return folds
-
-
-def fit_temperature(
-    predictions: Iterable[LabelledLogits], world: ProcessGroup | None = None
-) -> float | None:
+def fit_temperature(logits: Float[Tensor, "N K"], labels: Int64[Tensor, " N"]) -> float | None:
     """Return the T whose softmax(z / T) has the least negative log-likelihood of the labels.
 
     Guo et al., "On Calibration of Modern Neural Networks" (arXiv 1706.04599), Sec. 4.2. In
@@ -154,37 +107,23 @@ def fit_temperature(
     T = 0 where every image is right, and moves T by about 1 / N else.
 
     Args:
-        predictions: logits (B, K) and class numbers (B,), batch by batch; of images that are
-            neither trained on nor tested with.
-        world: the processes that share the images; each must call, and each gets the same.
+        logits: (N, K) of images that are neither trained on nor tested with.
+        labels: class numbers (N,).
 
     Returns:
         T in [0.05, 20]; `None` where the loss is least at a bound, as for a model that is worse
         than a guess.
     """
-    world = world or ProcessGroup()
-    batches = _on_cpu(predictions)
+    values = logits.double()
+    of_label = values.gather(1, labels[:, None])[:, 0]
+    of_any = values.mean(1)  # Platt's added image: its label is each class with probability 1 / K
 
     def slope(b: float) -> float:
-        sums = torch.zeros(3, dtype=torch.float64)
-        for single_precision, labels in batches:
-            logits: Float[Tensor, "B K"] = single_precision.double()
-            expected = ((b * logits).softmax(1) * logits).sum(1)
-            of_label = logits.gather(1, labels[:, None])[:, 0]
-            # Platt's added image: its label is each class with probability 1 / K.
-            of_any = logits.mean(1)
-            sums += torch.stack(
-                [
-                    (expected - of_label).sum(),
-                    (expected - of_any).sum(),
-                    sums.new_tensor(len(labels)),
-                ]
-            )
-        of_labels, of_unknown, images = world.all_reduce_sum(sums).tolist()
-        return of_labels + PRIOR * of_unknown / max(images, 1)
+        expected = ((b * values).softmax(1) * values).sum(1)
+        of_unknown = float((expected - of_any).sum()) / max(len(labels), 1)
+        return float((expected - of_label).sum()) + PRIOR * of_unknown
 
-    low = 1 / HIGHEST_TEMPERATURE
-    high = 1 / LOWEST_TEMPERATURE
+    low, high = 1 / HIGHEST_TEMPERATURE, 1 / LOWEST_TEMPERATURE
     # without a change of sign the minimum is at a bound
     if not slope(low) < 0 < slope(high):
         return None
@@ -221,8 +160,6 @@ class HeldOutLogits:
         self._best: list[tuple[float, float]] = [(-1.0, 0.0)] * FOLDS
         self._sums: Float64[Tensor, "5 3"] = torch.zeros(FOLDS, 3, dtype=torch.float64)
         self._rows: list[tuple[Tensor, Tensor, Tensor]] = []
-        # an epoch that improves no fold is not written again
-        self._is_saved = False
         self.is_complete = True
 
     @staticmethod
@@ -253,7 +190,7 @@ class HeldOutLogits:
             right = own.argmax(1) == targets
             loss = F.cross_entropy(own, targets, reduction="none")
             row = torch.stack([right.double(), loss.double(), torch.ones(len(own)).double()], 1)
-            self._sums.index_add_(0, self._fold_of(index), row)
+            self._sums.index_add_(0, index // self._every % FOLDS, row)
             kept = index % self._every == 0
             self._rows.append((index[kept] // self._every, own[kept], targets[kept]))
             yield logits, labels
@@ -268,30 +205,25 @@ class HeldOutLogits:
         sums = world.all_reduce_sum(self._sums)
         # The images of a fold do not take part in the choice of its model.
         others = sums.sum(0) - sums
-        improved = []
+        improved = torch.zeros(FOLDS, dtype=torch.bool)
         for fold, (right, loss, images) in enumerate(others.tolist()):
             score = (right / max(images, 1), -loss / max(images, 1))
             if score > self._best[fold] or self._best[fold][0] < 0:
-                self._best[fold] = score
-                improved.append(fold)
-        rows, self._rows = self._rows, []
-        if not improved:
-            return
+                self._best[fold], improved[fold] = score, True
         logits, labels = torch.zeros_like(self._logits), torch.zeros_like(self._labels)
-        for places, own, targets in rows:
-            logits[places] = own
-            labels[places] = targets
+        for places, own, targets in self._rows:
+            logits[places], labels[places] = own, targets
+        self._rows = []
         logits, labels = world.all_reduce_sum(logits), world.all_reduce_sum(labels)
-        chosen = torch.isin(torch.arange(len(labels)) % FOLDS, torch.tensor(improved))
+        chosen = improved[torch.arange(len(labels)) % FOLDS]
         self._logits[chosen], self._labels[chosen] = logits[chosen], labels[chosen]
-        self._is_saved = False
 
     def predictions(self) -> tuple[Float[Tensor, "N K"], Int64[Tensor, "N"]]:
         """Return the logits of all kept images (N, K), and their class numbers (N,)."""
         return self._logits, self._labels
 
     def save(self, path: Path) -> None:
-        """Write the kept logits, unless they are written already.
+        """Write the kept logits, if they are complete.
 
         Args:
             path: a .safetensors file; its folder is created.
@@ -299,11 +231,9 @@ class HeldOutLogits:
         Raises:
             OutputError: it cannot be written.
         """
-        if self._is_saved or not self.is_complete:
-            return
-        tensors = {"logits": self._logits, "labels": self._labels}
-        write_bytes(path, safetensors.torch.save(tensors, {"best": json.dumps(self._best)}))
-        self._is_saved = True
+        if self.is_complete:
+            tensors = {"logits": self._logits, "labels": self._labels}
+            write_bytes(path, safetensors.torch.save(tensors, {"best": json.dumps(self._best)}))
 
     def load(self, path: Path) -> None:
         """Restore what `save` wrote.
@@ -320,8 +250,5 @@ class HeldOutLogits:
         except (OSError, SafetensorError, LookupError, TypeError, ValueError):
             self.is_complete = False
             return
-        self._logits, self._labels, self._is_saved = logits, labels, True
+        self._logits, self._labels = logits, labels
         self._best = [(top1, loss) for top1, loss in best]
-
-    def _fold_of(self, index: Int64[Tensor, "B"]) -> Int64[Tensor, "B"]:
-        return index // self._every % FOLDS

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cached_property
 from inspect import signature
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +30,6 @@ from vitkit.explaining.methods import (
 from vitkit.explaining.methods.class_scores import check_finite
 from vitkit.messages import did_you_mean, plural, quote_list
 from vitkit.models.layers import eval_mode
-from vitkit.models.vit import ViT
 from vitkit.weights.checkpoint import Checkpoint
 
 
@@ -72,8 +71,6 @@ class ImageExplainer:
         class_name: the class to explain, by its name or number; default the predicted class.
         faithfulness: measure that of each map; default: only where it takes about a second, by
             `is_cheap`. A model without a head has none, and neither have maps of colours.
-        passes: the model for the many forward passes of faithfulness and of methods that need
-            nothing else, such as `optimized(model)`; default the checkpoint's.
 
     Raises:
         SettingError: a class that does not exist.
@@ -91,16 +88,14 @@ class ImageExplainer:
         pixels: UInt8[np.ndarray, "H W 3"],
         class_name: str | int | None = None,
         faithfulness: bool | None = None,
-        passes: ViT | None = None,
     ) -> None:
         self.checkpoint, self.pixels, self._faithfulness = checkpoint, pixels, faithfulness
-        self._passes = passes or checkpoint.model
         number = None if class_name is None else find_class(checkpoint, class_name)
         like = next(checkpoint.model.parameters())
         self.images = preprocess_images([pixels], checkpoint.preprocess).to(like)
         self.classes: torch.Tensor | None = None
         self.measured: dict[str, Faithfulness | None] = {}
-        self._explained: dict[str, object] = {}
+        self._explained: dict[str, Any] = {}
         if checkpoint.model.spec.num_classes:
             self._predict(number)
 
@@ -115,15 +110,7 @@ class ImageExplainer:
         Raises:
             SettingError: a method or an option that does not exist, or a method that needs a class
                 where the model has none.
-            MissingExtraError: a method whose library is not installed.
         """
-        explanation = self.explain_untested(method, **options)
-        found = self._measure(METHODS[explanation.method], explanation.values)
-        self.measured[explanation.method] = found
-        return replace(explanation, faithfulness=found)
-
-    def explain_untested(self, method: str | None = None, **options: object) -> Explanation:
-        """Compute the heat map of one method and no faithfulness; arguments as for `explain`."""
         chosen, notes = choose_method(method, options, has_head=self.classes is not None)
         set_options = method_options(chosen, options)
         arguments: dict[str, object] = {}
@@ -136,7 +123,7 @@ class ImageExplainer:
                 )
             arguments["classes"] = self.classes
         # (gh, gw), a value for each patch, or (gh, gw, 3)
-        model = self._passes if chosen.by_passes else self.checkpoint.model
+        model = self.checkpoint.model
         (values,) = chosen.compute(model, self.images, **arguments, **set_options)
         # the defaults are written once, in the signature of the method
         parameters = signature(chosen.compute).parameters
@@ -144,50 +131,41 @@ class ImageExplainer:
         every.update(set_options)
         layer = every.get("layer")
         if isinstance(layer, int) and layer < 0:
-            every["layer"] = layer + self.checkpoint.model.spec.depth
-        return replace(self.place(values, chosen.name, every), notes=notes)
-
-    def place(
-        self, values: Float[torch.Tensor, "gh gw *colours"], method: str, options: dict[str, object]
-    ) -> Explanation:
-        """Return a map that was computed as an explanation, without its faithfulness.
-
-        Args:
-            values: one or three of each patch.
-            method: method of the map.
-            options: options of the method, all of them.
-        """
+            every["layer"] = layer + model.spec.depth
         grid = values.detach().float().cpu().numpy()
+        found = self.measured[chosen.name] = self._measure(chosen, grid)
         size = (self.pixels.shape[0], self.pixels.shape[1])
-        # With a crop or a letterbox, the map is placed on the part that the model saw.
+        # with a crop or a letterbox, the map is placed on the part that the model saw
         view = viewport(size, self.checkpoint.preprocess)
         return Explanation(
             self.pixels,
             heatmap_over(grid, size, view),
-            method=method,
+            method=chosen.name,
             grid=grid,
             viewport=view,
-            options=options,
-            **self._explained,  # type: ignore[arg-type]
+            options=every,
+            notes=notes,
+            faithfulness=found,
+            **self._explained,
         )
 
     @cached_property
     def reference(self) -> References:
         """The areas with which the maps of all methods are compared; measured at the first use."""
         assert self.classes is not None
-        return references(self._passes, self.images, self.classes)
+        return references(self.checkpoint.model, self.images, self.classes)
 
     def _measure(
         self, method: Method, grid: Float[np.ndarray, "gh gw *colours"]
     ) -> Faithfulness | None:
-        wanted = self._faithfulness
+        model, wanted = self.checkpoint.model, self._faithfulness
         if wanted is None:
-            wanted = is_cheap(self.checkpoint.model, self.images)
+            wanted = is_cheap(model, self.images)
         if not wanted or self.classes is None or method.colours or not np.isfinite(grid).all():
             return None
         grids = torch.from_numpy(grid).unsqueeze(0)
         (found,) = measure_faithfulness(
-            self._passes, self.images, grids, self.classes, reference=self.reference
+            model, self.images, grids, self.classes, reference=self.reference
         )
         return found
 

@@ -13,7 +13,6 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
-from vitkit.errors import SettingError
 from vitkit.explaining.methods import METHODS
 from vitkit.io.results import check_outputs
 from vitkit.messages import percent
@@ -87,12 +86,9 @@ class Explanation:
     @property
     def image_lines(self) -> tuple[str, ...]:
         """The class with its probability, the visible part if the image is cropped, and `notes`."""
-        lines = []
-        if self.label:
-            lines.append(f"{self.label}: {percent(self.probability)}")
-            if self.predicted not in ("", self.label):
-                share = percent(self.predicted_probability)
-                lines[0] += f" (predicted: {self.predicted}, {share})"
+        lines = [f"{self.label}: {percent(self.probability)}"] if self.label else []
+        if self.label and self.predicted not in ("", self.label):
+            lines[0] += f" (predicted: {self.predicted}, {percent(self.predicted_probability)})"
         height, width = self.image.shape[:2]
         top, left, bottom, right = box(self._view)
         # in whole pixels: a view may be off by a rounding error
@@ -145,12 +141,7 @@ class Explanation:
                 map. Three colours cover the image.
             smooth: whether to interpolate between patches; default: not for enlarged images, whose
                 patches are few pixels wide.
-
-        Raises:
-            SettingError: a strength that is not in [0, 1].
         """
-        if not 0 <= strength <= 1:
-            raise SettingError.about("strength", strength, "must be from 0 to 1")
         return Image.fromarray(self._overlay(strength, smooth))
 
     def plot(self) -> NotebookFigure:

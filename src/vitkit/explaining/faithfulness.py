@@ -26,7 +26,7 @@ from vitkit.errors import SettingError, ShapeError
 from vitkit.evaluation.intervals import SIGNIFICANCE_LEVEL
 from vitkit.explaining.methods import Method
 from vitkit.explaining.methods.class_scores import Classes, Maps
-from vitkit.explaining.methods.occlusion import TokenSubsets, drop_in_order
+from vitkit.explaining.methods.occlusion import TokenSubsets
 from vitkit.io.atomic import write_bytes
 from vitkit.models.layers import eval_mode
 from vitkit.models.vit import ViT
@@ -104,11 +104,6 @@ class Faithfulness:
     verdict: Verdict
 
     @property
-    def better_than_chance(self) -> bool:
-        """True if p is below 0.05."""
-        return self.verdict == "better than chance"
-
-    @property
     def gain(self) -> float:
         """Insertion area minus deletion area, in [-1, 1]; larger means better."""
         return self.insertion_area - self.deletion_area
@@ -140,12 +135,12 @@ class FaithfulnessReport:
     @property
     def deletion(self) -> float | None:
         """The median over the images where it is measurable, 1 at best; see `Faithfulness`."""
-        return _median(self._measurable("deletion"))
+        return self._median("deletion")
 
     @property
     def insertion(self) -> float | None:
         """The median over the images where it is measurable, 1 at best; see `Faithfulness`."""
-        return _median(self._measurable("insertion"))
+        return self._median("insertion")
 
     @property
     def deletion_interval(self) -> tuple[float, float] | None:
@@ -159,7 +154,11 @@ class FaithfulnessReport:
 
     def _measurable(self, name: str) -> list[float]:
         found = [getattr(score, name) for score in self.scores]
-        return [value for value in found if value is not None]
+        return [*filter(lambda value: value is not None, found)]
+
+    def _median(self, name: str) -> float | None:
+        values = self._measurable(name)
+        return float(np.median(values)) if values else None
 
     @cached_property
     def p(self) -> float:
@@ -187,12 +186,12 @@ class FaithfulnessReport:
     def lines(self) -> tuple[str, ...]:
         """The medians, and on how many images they rest with their 95 % intervals."""
         count = len(self._measurable("deletion"))
-        words = [f"medians; deletion is measurable on {count} of {len(self.scores)}"]
-        intervals = {"deletion": self.deletion_interval, "insertion": self.insertion_interval}
-        for name, interval in intervals.items():
+        words = f"images: medians; deletion is measurable on {count} of {len(self.scores)}"
+        for name in ("deletion", "insertion"):
+            interval = median_interval(self._measurable(name))
             if interval is not None:
-                words.append(f"95 % interval of {name} {interval[0]:.2f} to {interval[1]:.2f}")
-        return (self.line, "images: " + ", ".join(words))
+                words += f", 95 % interval of {name} {interval[0]:.2f} to {interval[1]:.2f}"
+        return self.line, words
 
     def as_json(self) -> dict[str, Any]:
         """Return everything as plain values for JSON; None where not measurable."""
@@ -221,28 +220,25 @@ def write_reports(
 
 
 def _line(deletion: float | None, insertion: float | None, verdict: Verdict, p: float) -> str:
-    shown = [
-        "not measurable" if value is None else f"{value:.2f}" for value in (deletion, insertion)
-    ]
-    return f"deletion {shown[0]}, insertion {shown[1]} ({verdict}, p = {p:.2g})"
+    shown = []
+    for name, value in {"deletion": deletion, "insertion": insertion}.items():
+        shown.append(f"{name} not measurable" if value is None else f"{name} {value:.2f}")
+    return f"{', '.join(shown)} ({verdict}, p = {p:.2g})"
 
 
-def require_head(model: ViT) -> None:
-    """Raise `SettingError` for a model without a head: it has no class to be explained."""
+def check_measurable(model: ViT, method: Method | None = None) -> None:
+    """Refuse a model without a head, and a method whose maps are colours without an order.
+
+    Raises:
+        SettingError: the faithfulness of the maps cannot be measured.
+    """
+    reason = ""
     if model.spec.num_classes == 0:
-        raise SettingError(
-            "the faithfulness of a map cannot be measured: the model has no head, so no "
-            "probability falls when patches are dropped"
-        )
-
-
-def refuse_colours(method: Method) -> None:
-    """Raise `SettingError` for a method whose maps are colours: they have no order of patches."""
-    if method.colours:
-        raise SettingError(
-            f"the faithfulness of {method.name!r} cannot be measured: its maps are colours, not "
-            "importance; choose another method"
-        )
+        reason = "the model has no head, so no probability falls when patches are dropped"
+    elif method and method.colours:
+        reason = f"those of {method.name!r} are colours, not importance; choose another method"
+    if reason:
+        raise SettingError(f"the faithfulness of maps cannot be measured: {reason}")
 
 
 def is_cheap(model: ViT, images: Images) -> bool:
@@ -266,7 +262,7 @@ def references(model: ViT, images: Images, classes: Classes, *, seed: int = 0) -
 
     Arguments as for `measure_faithfulness`.
     """
-    require_head(model)
+    check_measurable(model)
     with eval_mode(model), torch.inference_mode():
         return reference_areas(TokenSubsets(model, images), classes, image_keys(images), seed)
 
@@ -311,23 +307,18 @@ def measure_faithfulness(
     with eval_mode(model), torch.inference_mode():
         areas = insertion_areas(TokenSubsets(model, images), classes, both)
     deletion, insertion = areas.T
-    normalised = np.stack(
-        [
-            normalised_areas(deletion, reference, deletion=True),
-            normalised_areas(insertion, reference, deletion=False),
-        ]
-    )
+    dropped = normalised_areas(deletion, reference, deletion=True)
+    added = normalised_areas(insertion, reference, deletion=False)
     random = reference[:, :RANDOM_ORDERS]
     # each order beside its reverse, whose insertion area is its deletion area
     gains = random - random.reshape(len(random), -1, 2)[..., ::-1].reshape(len(random), -1)
     found = []
     for row in range(len(images)):
         gain = float(insertion[row] - deletion[row])
-        shares = [None if np.isnan(share) else float(share) for share in normalised[:, row]]
         found.append(
             Faithfulness(
-                deletion=shares[0],
-                insertion=shares[1],
+                _measured(dropped[row]),
+                _measured(added[row]),
                 p=_chance_p(gain, gains[row]),
                 deletion_area=float(deletion[row]),
                 insertion_area=float(insertion[row]),
@@ -336,6 +327,10 @@ def measure_faithfulness(
             )
         )
     return found
+
+
+def _measured(share: float) -> float | None:
+    return None if math.isnan(share) else float(share)
 
 
 def normalised_areas(
@@ -413,10 +408,11 @@ def insertion_areas(
     batch, count, patches = orders.shape
     image = torch.arange(batch).repeat_interleave(count)
     flat = orders.flatten(0, 1)  # B O, N
-    sizes = step_sizes(patches)
+    # from 1 to all of them, each once
+    sizes = sorted({max(1, round(patches * step / STEPS)) for step in range(STEPS + 1)})
     curve = []
     for kept in sizes[:-1]:
-        staying = drop_in_order(flat, kept, first=True)
+        staying = flat[:, :kept].sort(dim=1).values
         curve.append(_log_probability(subsets, classes, staying, image).exp())
     # with all patches, all orders of an image are the same
     every = torch.arange(patches).expand(batch, -1)
@@ -427,11 +423,6 @@ def insertion_areas(
     across = torch.tensor(sizes, dtype=torch.float64)
     area = torch.trapezoid(heights, across, dim=1) / (sizes[-1] - sizes[0])
     return area.view(batch, count).numpy()
-
-
-def step_sizes(patches: int) -> list[int]:
-    """Return the numbers of patches at each step, from 1 to all of them; each once."""
-    return sorted({max(1, round(patches * step / STEPS)) for step in range(STEPS + 1)})
 
 
 def _occlusion_order(subsets: TokenSubsets, classes: Classes) -> Int64[Tensor, "B N"]:
@@ -565,15 +556,10 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
     """
     ordered = sorted(values)
     count, rank = len(ordered), 0
-    term = tail = 1  # binomial coefficients, and their sum up to `rank`
+    tail = 1  # the sum of binomial coefficients up to `rank`
     while LEAST_TAIL * tail <= 2**count:
-        term = term * (count - rank) // (rank + 1)
         rank += 1
-        tail += term
+        tail += math.comb(count, rank)
     if rank == 0:
         return None
     return float(ordered[rank - 1]), float(ordered[-rank])
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return float(np.median(values)) if len(values) else None

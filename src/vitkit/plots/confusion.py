@@ -1,19 +1,17 @@
-"""Matrices as figures: confusions of classes, and attention between tokens."""
+"""The confusion matrix of classes as a figure."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float64, Int64
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, PowerNorm
 from matplotlib.ticker import MaxNLocator
 
-from vitkit.errors import SettingError, ShapeError
 from vitkit.messages import escape, percent
 from vitkit.plots import MAX_CLASSES
 from vitkit.plots.figure import BELOW, NotebookFigure, new_figure, wrap
@@ -143,119 +141,12 @@ def _draw_class_numbers(axes: Axes, counts: Int64[np.ndarray, "K K"], names: Seq
         axis.set_major_locator(MaxNLocator(integer=True))
     # only the diagonal is right
     wrong = counts * ~np.eye(len(counts), dtype=bool)
-    images = counts.sum(1)
     lines = ["most frequent confusions"]
     for place in np.argsort(-wrong, axis=None, kind="stable")[:CONFUSIONS_LISTED]:
         row, column = divmod(int(place), len(counts))
         if wrong[row, column]:
-            line = (
-                f"{row} {names[row]} as {column} {names[column]}: {wrong[row, column]:,} of "
-                f"{images[row]:,} images"
-            )
+            pair = f"{row} {names[row]} as {column} {names[column]}"
+            line = f"{pair}: {wrong[row, column]:,} of {counts[row].sum():,} images"
             lines.append(textwrap.fill(line, 130, subsequent_indent="   "))
     if len(lines) > 1:
         axes.annotate("\n".join(lines), (0, 0), (0, -34), **BELOW)
-
-
-# Attention between tokens as a heat map: a row for each query, a column for each key.
-
-CELL = 0.19
-"""Inches of a cell; smaller if the tokens do not fit on a page."""
-LARGEST, SMALLEST = 5.0, 1.2
-"""Inches of the longer side of a map, at most, and of its sides, at least."""
-GAP, ACROSS = 0.35, 4
-"""Inches between two maps, and maps in a row."""
-MOST_TOKENS = 60
-"""Tokens of the longest side whose tokens are all named."""
-
-
-def plot_attention(
-    weights: Any,
-    queries: Sequence[str] = (),
-    keys: Sequence[str] | None = None,
-    *,
-    title: str = "",
-    query_name: str = "query",
-    key_name: str = "key",
-) -> NotebookFigure:
-    """Draw the attention between tokens: self-attention, or cross-attention of a decoder.
-
-    The maps are those of a `Record`, such as `record.cross_attention[0][0]`. All have one scale,
-    from 0 to the largest weight.
-
-    >>> figure = plot_attention([[0.9, 0.1], [0.4, 0.6]], ["the", "cat"], ["le", "chat"])
-    >>> [label.get_text() for label in figure.axes[0].get_xticklabels()]
-    ['le', 'chat']
-
-    Args:
-        weights: (Q, K), or (k, Q, K) for several heads; a tensor or an array, in [0, 1].
-        queries: the Q tokens; default none are named.
-        keys: the K tokens; default `queries` where there are as many, as in self-attention.
-        title: title of the figure.
-        query_name: what a row is.
-        key_name: what a column is.
-
-    Returns:
-        A matplotlib figure; `.savefig("attention.pdf")` writes it.
-
-    Raises:
-        ShapeError: weights of another shape.
-        SettingError: another number of tokens than rows or columns, or weights that are not in
-            [0, 1].
-    """
-    maps = _as_maps(weights)
-    heads, rows, columns = maps.shape
-    if keys is None:
-        keys = queries if rows == columns else ()
-    for name, tokens, count in (("queries", queries, rows), ("keys", keys, columns)):
-        if tokens and len(tokens) != count:
-            raise SettingError(f"{name} has {len(tokens)} tokens; the weights have {count}")
-    cell = min(CELL, LARGEST / max(rows, columns))
-    width, height = max(SMALLEST, columns * cell), max(SMALLEST, rows * cell)
-    across = min(ACROSS, heads)
-    wide, high = width + GAP, height + GAP + 0.15
-    top = -(-heads // across) * high  # rounded up
-    with new_figure(across * wide + 0.6, top) as figure:
-        for head in range(heads):
-            row, column = divmod(head, across)
-            axes = figure.place(column * wide, top - row * high - height, width, height)
-            most = float(maps.max()) or 1.0
-            drawn = axes.imshow(maps[head], cmap="viridis", vmin=0, vmax=most, aspect="auto")
-            heading = f"head {head}" if heads > 1 else ""
-            if title and head == 0:
-                heading = f"{escape(title)}\n{heading}".rstrip()
-            axes.set_title(heading, loc="left", parse_math=False)
-            _name_tokens(axes.yaxis, queries, query_name, is_named=column == 0)
-            _name_tokens(axes.xaxis, keys, key_name, is_named=head + across >= heads)
-        place = figure.place(across * wide - GAP + 0.1, top - height, 0.1, height)
-        bar = figure.colorbar(drawn, cax=place)
-        bar.set_label("attention weight")
-        bar.outline.set_linewidth(0.6)
-    return figure
-
-
-def _as_maps(weights: Any) -> Float[np.ndarray, "k Q K"]:
-    """Return weights (Q, K) or (k, Q, K), of a tensor or an array, as an array (k, Q, K)."""
-    if hasattr(weights, "detach"):  # a tensor, of any device and in a graph or not
-        weights = weights.detach().float().cpu()
-    maps = np.asarray(weights, dtype=np.float64)
-    if maps.ndim not in (2, 3) or 0 in maps.shape:
-        raise ShapeError(
-            f"expected weights (Q, K) or (heads, Q, K), got {maps.shape}; of a batch pass one "
-            "image or sentence, such as maps[0]"
-        )
-    if not (maps.min() >= 0 and maps.max() <= 1 + 1e-4):  # NaN is neither
-        raise SettingError("weights must be from 0 to 1, as a softmax gives them")
-    return maps.reshape(-1, *maps.shape[-2:])
-
-
-def _name_tokens(axis: Any, tokens: Sequence[str], name: str, *, is_named: bool) -> None:
-    """Write the tokens at rows or columns, or nothing inside a figure of several maps."""
-    axis.set_tick_params(length=0)
-    axis.set_label_text(escape(name) if is_named else "")
-    every = -(-len(tokens) // MOST_TOKENS) or 1
-    places = range(0, len(tokens) if is_named else 0, every)
-    shown = [escape(tokens[place]) for place in places]
-    turned = axis.axis_name == "x" and max(map(len, shown), default=0) > 2
-    look = {"fontsize": min(7.0, POINTS * CELL * every * 0.8), "rotation": 90 if turned else 0}
-    axis.set_ticks(places, shown, parse_math=False, **look)

@@ -5,23 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from vitkit.messages import escape
 from vitkit.plots.figure import (
-    BELOW,
     BLUE,
+    BRIEF,
     ORANGE,
     RED,
+    TEXT,
     NotebookFigure,
-    brief_number,
     decorate,
     new_figure,
     wrap,
@@ -68,12 +68,26 @@ def draw_curves(columns: Columns, best_epoch: int | None = None) -> NotebookFigu
             _line(losses, epochs, columns["val_loss"], "validation", ORANGE, "s")
         _finish(losses, epochs, "loss (nats)")
         if accuracy is not None:
-            _draw_accuracy(others[0], epochs, 100 * accuracy, best_epoch)
+            axes = others[0]
+            _line(axes, epochs, 100 * accuracy, "validation", ORANGE, "s")
+            if best_epoch is not None:
+                (best,) = 100 * accuracy[epochs == best_epoch]
+                words = f"best: epoch {best_epoch}, {best:.1f} %"
+                star: dict[str, Any] = {
+                    "markersize": 8,
+                    "clip_on": False,
+                    "zorder": 3,
+                    "label": words,
+                }
+                axes.plot([best_epoch], [best], "k*", **star)
+            # the margin must not reach beyond 0 and 100 %
+            bottom, top = axes.get_ylim()
+            axes.set_ylim(max(0, bottom), min(100, top))
+            _finish(axes, epochs, "top-1 accuracy (%)")
         rates = others[-1]
         _line(rates, epochs, columns["lr"], "", BLUE, "o")
         rates.set_ylim(bottom=0)
-        # matplotlib would write a common factor above the panel
-        rates.yaxis.set_major_formatter(FuncFormatter(brief_number))
+        rates.yaxis.set_major_formatter(StrMethodFormatter(BRIEF))
         _finish(rates, epochs, "learning rate")
     return figure
 
@@ -117,9 +131,8 @@ def draw_rate_search(
         # no rate was tried to its end where the first loss was not finite
         low = [loss for rate, loss in zip(rates, losses, strict=True) if rate == lowest]
         if low:
-            words = f"lowest loss: {brief_number(lowest)}"
-            axes.plot([lowest], low[:1], "kv", label=words)
-        axes.axvline(chosen, color=RED, linestyle="--", label=f"chosen: {brief_number(chosen)}")
+            axes.plot([lowest], low[:1], "kv", label=f"lowest loss: {lowest:.3g}")
+        axes.axvline(chosen, color=RED, linestyle="--", label=f"chosen: {chosen:.3g}")
         axes.set(xscale="log", xlabel="learning rate (logarithmic)", ylabel="loss (nats)")
         decorate(axes)
     return figure
@@ -170,32 +183,10 @@ def _panels(count: int) -> Iterator[tuple[NotebookFigure, list[Axes]]]:
         yield figure, [figure.place(LEFT + n * step, BOTTOM, *PANEL) for n in range(count)]
 
 
-def _draw_accuracy(
-    axes: Axes,
-    epochs: Epochs,
-    per_cent: Epochs,
-    best_epoch: int | None,
-) -> None:
-    """Draw the accuracy of each epoch, and mark the best one."""
-    _line(axes, epochs, per_cent, "validation", ORANGE, "s")
-    if best_epoch is not None:
-        (best,) = per_cent[epochs == best_epoch]
-        words = f"best: epoch {best_epoch}, {best:.1f} %"
-        axes.plot([best_epoch], [best], "k*", markersize=8, clip_on=False, zorder=3, label=words)
-    # the margin must not reach beyond 0 and 100 %
-    bottom, top = axes.get_ylim()
-    axes.set_ylim(max(0, bottom), min(100, top))
-    _finish(axes, epochs, "top-1 accuracy (%)")
-
-
 def _line(
     axes: Axes,
-    epochs: Epochs,
-    values: Epochs,
-    label: str,
-    colour: str,
-    marker: str,
-) -> None:
+    epochs: Epochs, values: Epochs, label: str, colour: str, marker: str,
+) -> None:  # fmt: skip
     """Draw one value of every epoch; points are not clipped where they lie on the axis."""
     finite = np.isfinite(values)
     # a point between two gaps would not show without a mark
@@ -254,10 +245,8 @@ def draw_sheet(panels: Sequence[Callable[[Axes], None]], caption: str) -> Notebo
                 axes.title.set_text(f"({'abc'[number]}) {axes.get_title()}")
         lines = "\n".join(wrap(escape(caption), len(panels) * wide / LETTER_WIDTH))
         lowest = min(axes.get_position().y0 for axes in figure.axes)
-        # as a part of invisible axes in the lower left corner
-        corner = figure.add_axes((0, lowest, 0.01, 0.01))
-        corner.set_axis_off()
-        corner.annotate(lines, (0, 0), (-28, -38), **BELOW)
+        across, up = figure.get_size_inches()
+        figure.text(-0.39 / across, lowest - 0.53 / up, lines, **TEXT)
     return figure
 
 
@@ -297,7 +286,7 @@ def draw_filters(axes: Axes, components: Float64[np.ndarray, "n P Q C"]) -> None
     largest = np.abs(components).max(axis=(1, 2, 3), keepdims=True)
     shown = 0.5 + 0.5 * components / np.where(largest > 0, largest, 1)
     # in about as many rows as columns
-    sheet = _tiled(shown, across=math.ceil(math.sqrt(len(shown))), background=1.0)
+    sheet = _tiled(shown, math.ceil(math.sqrt(len(shown))), background=1.0)
     axes.imshow(sheet, cmap="gray", vmin=0, vmax=1, interpolation="none")
     height, width = components.shape[1:3]
     words = f"{len(components)} principal components\nof {height} x {width} pixels"
@@ -316,13 +305,11 @@ def _tiled(
     tiles = tiles.repeat(factor, axis=1).repeat(factor, axis=2)
     count, height, width, channels = tiles.shape
     gap = max(1, factor * longer // 10)
-    high, wide = height + gap, width + gap
-    size = -(-count // across) * high - gap, across * wide - gap, channels
-    sheet = np.full(size, background)
-    for number, tile in enumerate(tiles):
-        top, left = number // across * high, number % across * wide
-        sheet[top : top + height, left : left + width] = tile
-    return sheet
+    high, wide, down = height + gap, width + gap, -(-count // across)
+    sheet = np.full((down * across, high, wide, channels), background)
+    sheet[:count, :height, :width] = tiles
+    sheet = sheet.reshape(down, across, high, wide, channels).swapaxes(1, 2)
+    return sheet.reshape(down * high, across * wide, channels)[:-gap, :-gap]
 
 
 def draw_positions(axes: Axes, cosine: Float64[np.ndarray, "gh gw gh gw"]) -> None:

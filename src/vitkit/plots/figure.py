@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import UInt8
-from matplotlib import rc_context, rcParamsDefault
+from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from PIL import Image
 
 from vitkit.io.atomic import write_bytes
@@ -60,13 +60,6 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "vitkit",
 }
 """matplotlib's parameters of all figures; sizes in points, as printed at a paper's width."""
-OWN_TO_THE_PROCESS = ("backend", "interactive", "toolbar", "webagg", "timezone", "tk", "macosx")
-"""First words of parameters that are about the process and not about a drawing."""
-DEFAULTS: dict[Any, Any] = {
-    name: value
-    for name, value in rcParamsDefault.items()
-    if not name.startswith(OWN_TO_THE_PROCESS)
-}
 PADDING = 0.06
 """Inches around the outermost texts of a figure."""
 COMPRESSION = 4
@@ -75,6 +68,8 @@ TEXT: dict[str, Any] = {"va": "top", "parse_math": False, "linespacing": 1.25, "
 """Look of captions; a name may have a dollar sign, which would begin a formula."""
 BELOW: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", **TEXT}
 """Look of a caption that begins some points from a corner of axes."""
+BRIEF = "{x:.3g}"
+"""Format of the numbers of an axis, as matplotlib would write a common factor above it."""
 OUTSIDE = re.compile(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</defs>", re.DOTALL)
 """Parts of matplotlib's SVG that a page does not need, or that would change the whole page."""
 
@@ -101,21 +96,12 @@ class NotebookFigure(Figure):
         return self.add_axes((left / across, bottom / up, width / across, height / up), label=label)
 
     def draw(self, renderer: Any) -> None:
-        """Draw the figure in its own style: matplotlib makes some marks of the axes only now.
-
-        Args:
-            renderer: matplotlib's.
-        """
+        """Draw the figure in its own style: matplotlib makes some marks of the axes only now."""
         with _drawing_style():
             super().draw(renderer)
 
     def get_tightbbox(self, renderer: Any = None, **settings: Any) -> Any:
-        """Return the box around all that is drawn, in inches.
-
-        Args:
-            renderer: matplotlib's; default one for pixels.
-            **settings: as for `Figure.get_tightbbox`.
-        """
+        """Return the box around all that is drawn, in inches, in the figure's own style."""
         with _drawing_style():
             return super().get_tightbbox(renderer, **settings)
 
@@ -128,7 +114,7 @@ def _drawing_style() -> Iterator[None]:
     """Set the parameters of a drawing, and restore the user's own afterwards."""
     installed = set(fontManager.get_font_names())
     families = {"font.family": [name for name in FONTS if name in installed]}
-    with rc_context(DEFAULTS | STYLE | families), warnings.catch_warnings():
+    with style.context(["default", STYLE | families]), warnings.catch_warnings():
         # letters that no font has are drawn as boxes
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
         yield
@@ -149,18 +135,17 @@ def new_figure(width: float, height: float) -> Iterator[NotebookFigure]:
         figure = NotebookFigure(figsize=(width, height), dpi=SCREEN_DPI)
         yield figure
         box = figure.get_tightbbox()  # inches
-        new_width, new_height = box.width + 2 * PADDING, box.height + 2 * PADDING
-        left, bottom = PADDING - box.x0, PADDING - box.y0
-        width, height = figure.get_size_inches()
         # the drawn elements keep their size, and the figure gets that of all of them
+        old = figure.get_size_inches()
+        new = np.array([box.width, box.height]) + 2 * PADDING
+        corner = PADDING - np.array([box.x0, box.y0])
         for axes in figure.axes:
-            x, y, w, h = axes.get_position().bounds
-            x, y = (x * width + left) / new_width, (y * height + bottom) / new_height
-            axes.set_position((x, y, w * width / new_width, h * height / new_height))
+            place = axes.get_position()
+            place.set_points((place.get_points() * old + corner) / new)
+            axes.set_position(place)
         for text in figure.texts:
-            x, y = text.get_position()
-            text.set_position(((x * width + left) / new_width, (y * height + bottom) / new_height))
-        figure.set_size_inches(new_width, new_height)
+            text.set_position((np.array(text.get_position()) * old + corner) / new)
+        figure.set_size_inches(*new)
 
 
 def decorate(axes: Axes) -> int:
@@ -187,11 +172,6 @@ def wrap(text: str, letters: int | float) -> list[str]:
     # 97.3 % is one word
     lines = textwrap.wrap(text.replace(" %", "\N{NO-BREAK SPACE}%"), max(1, int(letters)))
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines] or [""]
-
-
-def brief_number(value: float, position: int | None = None) -> str:
-    """Write a number briefly: 0.001, 5e-5."""
-    return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e")
 
 
 # Files.
@@ -225,25 +205,6 @@ def _encode(figure: Figure, **settings: Any) -> bytes:
     content = BytesIO()
     with _drawing_style():
         figure.savefig(content, **settings)
-    return content.getvalue()
-
-
-def encode_gif(figures: Iterable[Figure], durations: Sequence[int], software: str) -> bytes:
-    """Encode figures as an animated GIF that begins again at its end.
-
-    Args:
-        figures: one or more; smaller ones are padded with white on the right and below.
-        durations: of each, in milliseconds; players round to 10.
-        software: the file's comment, in ASCII.
-    """
-    images = [Image.open(BytesIO(encode_png(figure, dpi=SCREEN_DPI))) for figure in figures]
-    size = max(image.width for image in images), max(image.height for image in images)
-    frames = [Image.new("RGB", size, "white") for _ in images]
-    for frame, image in zip(frames, images, strict=True):
-        frame.paste(image.convert("RGB"))
-    content = BytesIO()
-    more: dict[str, Any] = {"save_all": True, "append_images": frames[1:], "loop": 0}
-    frames[0].save(content, "GIF", duration=[*durations], comment=software.encode(), **more)
     return content.getvalue()
 
 
@@ -356,36 +317,29 @@ def image_grid(
     # all sizes in inches first: a figure is created with its own
     lefts = [0.0]
     for column in range(across):
-        widths = [min(NARROWEST, 0.9 * side)]
+        width = min(NARROWEST, 0.9 * side)
         for panel in panels[column::across]:
-            widths.append(panel.size(side)[0] + (BAR_ROOM if panel.scale else 0.0))
-        lefts.append(lefts[-1] + max(widths) + gap)
-    captions = []
-    for number, panel in enumerate(panels):
-        width = lefts[number % across + 1] - lefts[number % across] - gap
-        captions.append(_lines(panel.caption, width, font))
-    rows = []
+            width = max(width, panel.size(side)[0] + (BAR_ROOM if panel.scale else 0.0))
+        lefts.append(lefts[-1] + width + gap)
+    above, below = _lines(title.split("\n") if title else []), _lines(caption, lefts[-1])
+    placed, height = [], len(above) * TITLE
     for start in range(0, len(panels), across):
         row = panels[start : start + across]
-        heights = [panel.size(side)[1] for panel in row] + [LOWEST_BAR for p in row if p.scale]
-        image = max(heights) + TITLE * any(panel.title for panel in row)
-        most = max(map(len, captions[start : start + across]))
-        rows.append((image, most * LINE * font / FONT + gap))
-    above, below = _lines([*filter(None, title.split("\n"))]), _lines(caption, lefts[-1], FONT)
-    top = sum(map(sum, rows)) + len(above) * TITLE + len(below) * LINE + GAP
-    height = top
-    with new_figure(lefts[-1], height) as figure:
-        top -= len(above) * TITLE
-        for first, (image, text) in zip(range(0, len(panels), across), rows, strict=True):
-            top -= image
-            for number in range(first, min(first + across, len(panels))):
-                corner = lefts[number - first], top
-                _draw(figure, panels[number], captions[number], corner, side)
-            top -= text
-        for place, lines, size in ((height, above, 9.0), (top + gap / 2, below, FONT)):
+        height += max(max(panel.size(side)[1], LOWEST_BAR * bool(panel.scale)) for panel in row)
+        height += TITLE * any(panel.title for panel in row)
+        most = 0
+        for panel, left, right in zip(row, lefts, lefts[1:], strict=False):
+            lines = _lines(panel.caption, right - left - gap, font)
+            placed.append((panel, lines, left, height))
+            most = max(most, len(lines))
+        height += most * LINE * font / FONT + gap
+    whole = height + len(below) * LINE + GAP
+    with new_figure(lefts[-1], whole) as figure:
+        for panel, lines, left, down in placed:
+            _draw(figure, panel, lines, (left, whole - down), side)
+        for down, lines, size in ((0.0, above, 9.0), (height - gap / 2, below, FONT)):
             if lines:
-                look = TEXT | {"fontsize": size}
-                figure.text(0.0, place / height, "\n".join(lines), **look)
+                figure.text(0.0, 1 - down / whole, "\n".join(lines), **TEXT | {"fontsize": size})
     return figure
 
 
@@ -462,8 +416,7 @@ def _draw_bar(axes: Axes, scale: ColourScale, unit: str) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(5))
     if room:
         axes.set_yticks([scale.low])
-    # matplotlib would write a common factor above the bar
-    axes.yaxis.set_major_formatter(FuncFormatter(brief_number))
+    axes.yaxis.set_major_formatter(StrMethodFormatter(BRIEF))
     axes.tick_params(labelsize=6, length=2, pad=1.5)
     axes.set_ylabel(escape(unit), fontsize=7, labelpad=3, parse_math=False)
     axes.spines[:].set_linewidth(0.4)

@@ -96,13 +96,13 @@ def page_templates(package: str) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {"printable": printable, "percent": _percent, "svg": Markup}
+
+    def percent(share: float) -> str:
+        """Format a share in [0, 1], with a space where no line ends."""
+        return f"{100 * share:.1f}\N{NO-BREAK SPACE}%"
+
+    templates.filters |= {"printable": printable, "percent": percent, "svg": Markup}
     return templates
-
-
-def _percent(share: float) -> str:
-    """Format a share in [0, 1], with a space where no line ends."""
-    return f"{100 * share:.1f}\N{NO-BREAK SPACE}%"
 
 
 def render_page(templates: Environment, name: str, *, generator: str, **values: Any) -> str:

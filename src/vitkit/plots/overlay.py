@@ -126,16 +126,13 @@ def place_grid(
     """
     top, left, bottom, right = box(viewport)
     how = Image.Resampling.BILINEAR if smooth else Image.Resampling.NEAREST
-    channels = grid.astype(np.float32).reshape(*grid.shape[:2], -1)
-    placed = np.full((*size, channels.shape[2]), np.nan, np.float32)
-    # first and last pixel of the viewport that lie in the image
-    above, before = max(-top, 0), max(-left, 0)
-    for channel in range(channels.shape[2]):
-        values = Image.fromarray(np.ascontiguousarray(channels[..., channel]))
-        view = np.asarray(values.resize((right - left, bottom - top), how))
-        target = placed[max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0), channel]
-        target[:] = view[above : above + target.shape[0], before : before + target.shape[1]]
-    return placed.reshape(*size, *grid.shape[2:])
+    placed = []
+    for values in np.moveaxis(grid.astype(np.float32).reshape(*grid.shape[:2], -1), 2, 0):
+        view = Image.fromarray(np.ascontiguousarray(values))
+        whole = Image.new("F", (size[1], size[0]), np.nan)
+        whole.paste(view.resize((right - left, bottom - top), how), (left, top))
+        placed.append(np.asarray(whole))
+    return np.stack(placed, axis=2).reshape(*size, *grid.shape[2:])
 
 
 def box(viewport: Viewport) -> tuple[int, int, int, int]:

@@ -11,10 +11,11 @@ from vitkit.devices import on_device, resolve_device
 from vitkit.errors import ImageError, SettingError
 from vitkit.explaining.explain import ImageExplainer
 from vitkit.explaining.explanation import Explanation
-from vitkit.explaining.faithfulness import FaithfulnessReport, refuse_colours, require_head
-from vitkit.explaining.files import Animation, animate, draw_attention_sheet, layered_method
+from vitkit.explaining.faithfulness import FaithfulnessReport, check_measurable
+from vitkit.explaining.files import draw_attention_sheet
+from vitkit.explaining.measure import ModelMeasurement
 from vitkit.explaining.methods import choose_method, method_options
-from vitkit.explaining.model import ModelExplanation, ModelMeasurement
+from vitkit.explaining.model import ModelExplanation
 from vitkit.messages import plural
 from vitkit.prediction.find import Images, as_list
 from vitkit.prediction.images import AnyImage, name_in_messages, read_any_image
@@ -107,9 +108,8 @@ def faithfulness_report(
     # before the weights are loaded
     chosen, _ = choose_method(method, options)
     options = method_options(chosen, options)
-    refuse_colours(chosen)
     checkpoint = as_checkpoint(checkpoint)
-    require_head(checkpoint.model)
+    check_measurable(checkpoint.model, chosen)
     checkpoint = replace(checkpoint, model=on_device(checkpoint.model, resolve_device(device)))
     scores = []
     for number, image in enumerate(as_list(images)):
@@ -124,40 +124,6 @@ def faithfulness_report(
     if not scores:
         raise SettingError("faithfulness cannot be measured without images; expected 1 or more")
     return FaithfulnessReport(chosen.name, options, tuple(scores))
-
-
-def animate_explanation(
-    checkpoint: Checkpoint | str | Path,
-    image: AnyImage,
-    *,
-    method: str = "rollout",
-    class_name: str | int | None = None,
-    device: str = "auto",
-    **options: Any,
-) -> Animation:
-    """Explain an image by each layer of the model, for an animated GIF.
-
-    Args:
-        checkpoint: as for `explain`.
-        image: as for `explain`.
-        method: `rollout`, of the first layer, then of one layer more in each frame; or a method
-            with the option `layer`, such as `attention`.
-        class_name: as for `explain`.
-        device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
-        **options: further options of the method; None leaves one to the method.
-
-    Returns:
-        `.explanations`, one for each layer; `.save("rollout.gif")` writes the GIF, which has one
-        scale of colours for all layers. A notebook shows it.
-
-    Raises:
-        SettingError: a method without a map for each layer, an option or a class that does not
-            exist.
-        ImageError, CheckpointError, DeviceError: the message names the wrong value.
-    """
-    options = method_options(choose_method(method, options)[0], options)
-    method = layered_method(method, options)
-    return animate(_explainer(checkpoint, image, device, class_name), method, options)
 
 
 def plot_attention_sheet(

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import csv
 import string
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from vitkit.errors import DataError, OutputError
 from vitkit.evaluation.comparison import Comparison
 from vitkit.evaluation.metrics import Metrics
-from vitkit.evaluation.result import Evaluation
+from vitkit.evaluation.result import ClassScore, Evaluation
 from vitkit.io.atomic import write_bytes
 from vitkit.messages import escape
 from vitkit.plots.html import page_templates, render_page
+from vitkit.training.monitoring.figures import LearningCurves
 from vitkit.weights.inspection import inspect
 
 GENERATOR = "vitkit compare"
 """Text of the first lines of a comparison."""
 MOST_CURVES = 7
 """Runs that have curves: as many as there are colours that everybody can tell apart."""
-COLUMNS = ("epoch", "train_loss", "val_loss", "val_top1")
-"""Columns of metrics.csv that are drawn."""
 NOT_LISTED = (
     "output", "resume", "overwrite", "quiet", "plots", "report", "recipe", "start", "spec",
 )  # fmt: skip
@@ -117,22 +117,10 @@ def _different(settings: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[st
     return rows
 
 
-def _class_rows(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """Return a row for each class: its images, and the accuracy of each run with its interval."""
+def _class_rows(evaluations: Sequence[Evaluation]) -> list[tuple[str, list[ClassScore]]]:
+    """Return the score of each run on each class that has images."""
     by_run = [{score.name: score for score in one.per_class} for one in evaluations]
-    rows = []
-    for name in evaluations[0].classes:
-        cells = [scores.get(name) for scores in by_run]
-        first = cells[0]
-        differences = [
-            None if cell is None or first is None else cell.accuracy - first.accuracy
-            for cell in cells[1:]
-        ]
-        images = first.images if first is not None else 0
-        rows.append(
-            {"name": escape(name), "images": images, "cells": cells, "differences": differences}
-        )
-    return rows
+    return [(escape(name), [scores[name] for scores in by_run]) for name in by_run[0]]
 
 
 def _curves(names: Mapping[str, str]) -> dict[str, Any]:
@@ -141,22 +129,11 @@ def _curves(names: Mapping[str, str]) -> dict[str, Any]:
     from vitkit.plots.curves import draw_compared_curves
     from vitkit.plots.figure import inline_svg
 
-    found: dict[str, dict[str, np.ndarray]] = {}
+    found: dict[str, Mapping[str, np.ndarray]] = {}
     for letter, name in names.items():
-        columns = _columns(Path(name) / "metrics.csv")
-        if columns and len(found) < MOST_CURVES:
-            found[letter] = columns
+        # none without a complete epoch, as of a checkpoint
+        with suppress(DataError, OutputError):
+            if len(found) < MOST_CURVES:
+                found[letter] = LearningCurves.read(name).columns
     svg = inline_svg(draw_compared_curves(found), "curves") if found else ""
     return {"svg": svg, "without": [letter for letter in names if letter not in found]}
-
-
-def _columns(path: Path) -> dict[str, np.ndarray]:
-    """Return the columns of metrics.csv; none without a complete epoch, as of a checkpoint."""
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            # a later row replaces the row of a killed run
-            rows = [*{row["epoch"]: row for row in csv.DictReader(file)}.values()]
-        names = [name for name in COLUMNS if rows and name in rows[0]]
-        return {name: np.array([float(row[name] or "nan") for row in rows]) for name in names}
-    except (OSError, ValueError, KeyError, TypeError, csv.Error):
-        return {}

@@ -7,6 +7,7 @@ import io
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +28,6 @@ from vitkit.evaluation.features import (
 )
 from vitkit.explaining.methods import DEFAULTS
 from vitkit.io.atomic import write_bytes
-from vitkit.messages import escape
 from vitkit.plots.overlay import ColourScale
 from vitkit.reporting.run import (
     THUMBNAIL,
@@ -35,7 +35,6 @@ from vitkit.reporting.run import (
     Predictions,
     ReportedRun,
     data_address,
-    is_small,
 )
 from vitkit.weights.checkpoint import Checkpoint
 
@@ -87,7 +86,7 @@ class ShownImage:
     @property
     def is_small(self) -> bool:
         """True if the copy is enlarged without blur."""
-        return is_small(self.image)
+        return self.image.startswith("data:image/png")
 
 
 def mistakes(run: ReportedRun) -> dict[str, Any]:
@@ -152,26 +151,21 @@ def _pairs(
     by_pair: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number in numbers:
         by_pair[int(predictions.labels[number]), int(predictions.predicted[number])].append(number)
-    pairs = sorted(by_pair, key=lambda pair: (-len(by_pair[pair]), pair))
+    pairs = sorted(by_pair.items(), key=lambda pair: (-len(pair[1]), pair[0]))
     if len(predictions.classes) > MOST_IN_A_TABLE:
         pairs = pairs[:MOST_PAIRS]
     each = max(1, min(MOST_OF_A_PAIR, PAIR_IMAGES // max(1, len(pairs))))
     found = []
-    for place, pair in enumerate(pairs):
-        shown = [_predicted_image(predictions, split, number) for number in by_pair[pair][:each]]
-        if place * each < PAIR_IMAGES:  # beyond that number, only the names are shown
-            shown = [replace(one, image=run.thumbnail(split, one.number)) for one in shown]
-        label, predicted = pair
-        found.append(
-            {
-                "key": f"pair-{label}-{predicted}",
-                "label": predictions.classes[label],
-                "predicted": predictions.classes[predicted],
-                "count": len(by_pair[pair]),
-                "images": int((predictions.labels == label).sum()),
-                "mistakes": shown,
-            }
-        )
+    for place, ((label, predicted), wrong) in enumerate(pairs):
+        shown = []
+        for number in wrong[:each]:
+            one = _predicted_image(predictions, split, number)
+            if place * each < PAIR_IMAGES:  # beyond that number, only the names are shown
+                one = replace(one, image=run.thumbnail(split, one.number))
+            shown.append(one)
+        pair = {"label": predictions.classes[label], "predicted": predictions.classes[predicted]}
+        pair |= {"key": f"pair-{label}-{predicted}", "count": len(wrong), "mistakes": shown}
+        found.append(pair | {"images": int((predictions.labels == label).sum())})
     return found
 
 
@@ -219,15 +213,13 @@ def write_suspects(run: ReportedRun, split: str, device: str = "auto") -> None:
         device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
 
     Raises:
-        SettingError: another split than the data have, or a run without weights.
-        DataError: data that cannot be opened, have changed, or are of one class.
+        SettingError: another split than the data have.
+        DataError: no weights; data that cannot be opened, have changed, or are of one class.
         DeviceError: a device that is not there.
         OutputError: the folder cannot be written.
     """
     checkpoint, dataset = run.checkpoint, run.dataset
-    if checkpoint is None:
-        raise SettingError(f"--suspects: {escape(run.root)} has no weights that can be read")
-    if dataset is None:
+    if checkpoint is None or dataset is None:
         raise DataError(f"--suspects: {run.problem.rstrip('.')}")
     if split not in dataset.splits:
         expected = f"{dataset.name} has the splits {', '.join(dataset.splits)}"
@@ -240,11 +232,9 @@ def write_suspects(run: ReportedRun, split: str, device: str = "auto") -> None:
     images = with_labels_of(checkpoint, dataset, split)
     classes = checkpoint.classes or dataset.classes
     labels = np.ascontiguousarray(images.labels)
-    found = (
-        out_of_fold_probabilities(features, torch.from_numpy(labels), len(classes), device=chosen)
-        .double()
-        .numpy()
-    )
+    targets = torch.from_numpy(labels)
+    fitted = out_of_fold_probabilities(features, targets, len(classes), device=chosen)
+    found = fitted.double().numpy()
     predicted = np.argmax(np.nan_to_num(found), axis=1)
     rows = np.arange(len(labels))
     probability, own = found[rows, predicted], found[rows, labels]
@@ -277,6 +267,10 @@ def suspects(run: ReportedRun) -> dict[str, Any]:
     # labels cannot be judged without the images
     can_tick = any(one.image for one in shown)
     dataset, data = run.dataset, run.data
+    earlier: Sequence[LabelChange] = ()
+    if run.relabel_file:  # a new list needs the corrections that the run was trained with, too
+        with suppress(DataError):
+            earlier = read_label_changes(run.relabel_file).changes
     output = run.root.with_name(f"{run.root.resolve().name}-relabelled")
     relabel = ("--relabel", "relabel.csv")
     return {
@@ -291,7 +285,7 @@ def suspects(run: ReportedRun) -> dict[str, Any]:
         # the problem may concern another split
         "problem": "" if can_tick else run.problem,
         "classes": [] if dataset is None else dataset.classes,
-        "earlier": _earlier(run),
+        "earlier": earlier,
         "again": again,
         "train": run.command(
             "train", data, "--recipe", run.folder.config, *relabel, "--output", output
@@ -341,11 +335,3 @@ def _predicted(run: ReportedRun, again: str) -> tuple[str, list[ShownImage]]:
     split = run.split_of(predictions)
     found = [_predicted_image(predictions, split, number) for number in numbers.tolist()]
     return predictions.split, found
-
-
-def _earlier(run: ReportedRun) -> Sequence[LabelChange]:
-    """Return the corrections that the run was trained with: a new list needs them, too."""
-    try:
-        return read_label_changes(run.relabel_file).changes if run.relabel_file else ()
-    except DataError:
-        return ()

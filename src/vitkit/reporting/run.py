@@ -45,6 +45,11 @@ from vitkit.training.run_folder import RunFolder
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import load
 
+VALIDATION_LOGITS = (
+    "the validation logits of the run, with the temperature if there is one; each fifth of the "
+    "images by the epoch that the other four choose"
+)
+"""The origin of predictions that no file has."""
 DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
@@ -77,16 +82,14 @@ class ReportedRun:
         self.folder = RunFolder(self.root)
         self.problem = ""
         """Why there are no images, a sentence; empty where there are."""
-        self._thumbnails: dict[str, str] = {}
-        name = escape(self.root)
-        if not self.root.is_dir():
-            raise OutputError(f"{name}: no such run folder; {nearest_parent(self.root)}")
         if not self.folder.config.is_file():
             hint = "name the folder that the run named at its start, such as runs/photos-vit-1"
-            for config in sorted(self.root.glob("*/config.yaml")):
+            for config in sorted(self.root.glob("*/config.yaml"))[:1]:
                 hint = f"its candidates have; name one of them, such as {escape(config.parent)}"
-                break
-            raise OutputError(f"{name}: not a run folder, it has no config.yaml of a run; {hint}")
+            problem = f"not a run folder, it has no config.yaml of a run; {hint}"
+            if not self.root.is_dir():
+                problem = f"no such run folder; {nearest_parent(self.root)}"
+            raise OutputError(f"{escape(self.root)}: {problem}")
 
     @property
     def name(self) -> str:
@@ -158,21 +161,20 @@ class ReportedRun:
     def split_of(self, predictions: Predictions) -> Split | None:
         """Return the split that predictions are of; None if the data have changed since."""
         split, names = self.split(predictions.split), predictions.names
+        last = int(predictions.places[-1])
         if split is None or self.dataset is None or self.checkpoint is None:
             return None
-        if predictions.places[-1] >= len(split):
-            is_same = False
-        elif names:
-            ends = (0, len(names) - 1)
-            is_same = len(split) == len(names) and all(split.name(n) == names[n] for n in ends)
-        else:
+        if names and len(split) == len(names):
+            if (split.name(0), split.name(last)) == (names[0], names[last]):
+                return split
+        elif not names and last < len(split):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 labels = with_labels_of(self.checkpoint, self.dataset, predictions.split).labels
-            is_same = np.array_equal(labels[predictions.places], predictions.labels)
-        if not is_same:
-            self.problem = "The images are not shown: the data have changed since the run."
-        return split if is_same else None
+            if np.array_equal(labels[predictions.places], predictions.labels):
+                return split
+        self.problem = "The images are not shown: the data have changed since the run."
+        return None
 
     def thumbnail(self, split: Split | None, place: int) -> str:
         """Return the address of a small copy of an image, `data:...`; empty without one.
@@ -183,32 +185,25 @@ class ReportedRun:
         """
         if split is None:
             return ""
-        path = split.path(place)  # another split has another image in this place
-        if path not in self._thumbnails:
-            self._thumbnails[path] = ""
-            with suppress(ImageError, OSError):
-                self._thumbnails[path] = _thumbnail(split.read(place))
-        return self._thumbnails[path]
+        try:
+            return _thumbnail(split.read(place))
+        except (ImageError, OSError):
+            return ""
 
     @cached_property
     def scores(self) -> dict[str, Metrics]:
         """The scores of the best weights by split, as their file has them."""
         stored = self.metadata.get("metrics")
-        if isinstance(stored, dict) and stored:
-            return {str(split): _numbers(scores) for split, scores in stored.items()}
-        return {}
+        found = stored.items() if isinstance(stored, dict) else ()
+        return {str(split): _numbers(scores) for split, scores in found}
 
     @cached_property
-    def lines(self) -> list[dict[str, Any]]:
-        """The objects of metrics.jsonl; lines that are damaged are left out."""
+    def lines(self) -> list[Metrics]:
+        """The numbers in the objects of metrics.jsonl; lines that are damaged are left out."""
         found = []
         for line in _text(self.folder.lines).splitlines():
-            try:
-                document = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(document, dict):
-                found.append(document)
+            with suppress(ValueError, RecursionError):
+                found.append(_numbers(json.loads(line)))
         return found
 
     @cached_property
@@ -229,8 +224,12 @@ class ReportedRun:
             raise Missing(f"There are no curves: {error}.") from None
 
     @cached_property
-    def held_out(self) -> HeldOut | None:
-        """The validation logits that the temperature is fitted on; None if there are none."""
+    def held_out(self) -> tuple[Float[Tensor, "N K"], Int64[Tensor, " N"]] | None:
+        """The logits and labels that the temperature is fitted on; None if there are none.
+
+        Each fold of the validation images has those of the model that the other folds choose, so a
+        few may come from other epochs than that of the best weights.
+        """
         try:
             with safe_open(self.folder.held_out, "pt") as file:
                 logits, labels = file.get_tensor("logits"), file.get_tensor("labels").long()
@@ -239,7 +238,7 @@ class ReportedRun:
         fits = logits.ndim == 2 and labels.shape == logits.shape[:1] and len(labels)
         if not fits or labels.min() < 0 or labels.max() >= logits.shape[1]:
             return None
-        return HeldOut(logits.float(), labels)
+        return logits.double(), labels
 
     @property
     def temperature(self) -> float:
@@ -268,17 +267,24 @@ class ReportedRun:
                 "afterwards.",
                 self.command("eval", self.root, self.data, "--predictions", table),
             )
-        images = counts.get("val", len(self.held_out.labels))
-        return _validation_predictions(self.held_out, classes, self.temperature, images)
+        logits, labels = self.held_out
+        count, num_classes = logits.shape
+        if len(classes) != num_classes:
+            classes = tuple(map(str, range(num_classes)))
+        probabilities = (logits / self.temperature).softmax(1)
+        confidence, predicted = probabilities.max(1)
+        own = probabilities.gather(1, labels[:, None])[:, 0]
+        # logits i are those of image i * n of the split
+        places = np.arange(count) * HeldOutLogits.step(counts.get("val", count), num_classes)
+        columns = [column.numpy() for column in (labels, predicted, confidence, own)]
+        return Predictions("val", VALIDATION_LOGITS, classes, (), places, *columns)
 
     @property
     def image_counts(self) -> dict[str, int]:
         """The number of images of each split in training; empty where the weights do not say."""
         stored = self.metadata.get("data")
-        images = stored.get("images") if isinstance(stored, dict) else None
-        if not isinstance(images, dict):
-            return {}
-        return {name: count for name, count in images.items() if type(count) is int and count > 0}
+        counts = _numbers(stored.get("images") if isinstance(stored, dict) else None)
+        return {name: int(count) for name, count in counts.items() if count > 0}
 
     @property
     def data(self) -> str:
@@ -295,9 +301,9 @@ class ReportedRun:
         return self.folder.relabel
 
     @property
-    def relabel_words(self) -> list[str]:
+    def relabel_words(self) -> list[str | Path]:
         """The flag that names the corrected labels of the run; none without them."""
-        return [] if self.relabel_file is None else ["--relabel", str(self.relabel_file)]
+        return [] if self.relabel_file is None else ["--relabel", self.relabel_file]
 
     def command(self, verb: str, *words: str | Path) -> str:
         """Return a command line of vitkit, with the folder of the data where one was named."""
@@ -356,26 +362,6 @@ class Predictions:
         return self.labels == self.predicted
 
 
-@dataclass(frozen=True, eq=False)
-class HeldOut:
-    """The validation logits that the temperature of a run was fitted on.
-
-    Each fold of the images has those of the model that the other folds choose, so a few may come
-    from other epochs than that of the best weights.
-
-    Attributes:
-        logits: (N, K), without the temperature.
-        labels: class numbers (N,).
-    """
-
-    logits: Float[Tensor, "N K"]
-    labels: Int64[Tensor, "N"]
-
-    def probabilities(self, temperature: float) -> Float[Tensor, "N K"]:
-        """Return the softmax of the logits divided by a temperature: (N, K), in [0, 1]."""
-        return (self.logits.double() / temperature).softmax(1)
-
-
 def _read_predictions(path: Path, classes: Sequence[str]) -> Predictions:
     """Read a table of predictions, as a run or `vitkit eval --predictions` writes it.
 
@@ -410,29 +396,6 @@ def _read_predictions(path: Path, classes: Sequence[str]) -> Predictions:
     )
 
 
-def _validation_predictions(
-    held_out: HeldOut, classes: Sequence[str], temperature: float, images: int
-) -> Predictions:
-    """Return the predictions that the kept validation logits give, of `images` images or fewer."""
-    probabilities = held_out.probabilities(temperature)
-    count, num_classes = probabilities.shape
-    confidence, predicted = probabilities.max(1)
-    own = probabilities.gather(1, held_out.labels[:, None])[:, 0]
-    return Predictions(
-        "val",
-        "the validation logits of the run, with the temperature if there is one; each fifth of the "
-        "images by the epoch that the other four choose",
-        tuple(classes) if len(classes) == num_classes else tuple(map(str, range(num_classes))),
-        (),
-        # logits i are those of image i * n of the split
-        np.arange(count) * HeldOutLogits.step(images, num_classes),
-        held_out.labels.numpy(),
-        predicted.numpy(),
-        confidence.numpy(),
-        own.numpy(),
-    )
-
-
 # Images in the page.
 
 THUMBNAIL = 96
@@ -459,12 +422,8 @@ def data_address(image: Image.Image | bytes, kind: str) -> str:
         image: RGB or grey, or an encoded file.
         kind: `png` or `jpeg`.
     """
-    content = BytesIO(image if isinstance(image, bytes) else b"")
-    if not isinstance(image, bytes):
+    if isinstance(image, Image.Image):
+        content = BytesIO()
         image.save(content, format=kind, optimize=True, quality=QUALITY)
-    return f"data:image/{kind};base64,{b64encode(content.getvalue()).decode('ascii')}"
-
-
-def is_small(address: str) -> bool:
-    """Return whether an address holds an image that is enlarged without blur."""
-    return address.startswith("data:image/png")
+        image = content.getvalue()
+    return f"data:image/{kind};base64,{b64encode(image).decode('ascii')}"

@@ -120,36 +120,28 @@ def curves(run: ReportedRun) -> dict[str, Any]:
 def classes(run: ReportedRun) -> dict[str, Any]:
     """Return a row for each class: images, accuracy with interval, precision, usual mistake."""
     predictions = run.predictions
-    names = predictions.classes
-    images = np.bincount(predictions.labels, minlength=len(names)).tolist()
-    predicted = np.bincount(predictions.predicted, minlength=len(names)).tolist()
-    right = np.bincount(predictions.labels[predictions.right], minlength=len(names)).tolist()
+    labels, predicted, names = predictions.labels, predictions.predicted, predictions.classes
     # not as a matrix: thousands of classes would make it larger than the memory
-    wrong = ~predictions.right
-    pairs = np.stack([predictions.labels[wrong], predictions.predicted[wrong]], axis=1)
-    found, times = np.unique(pairs, axis=0, return_counts=True)
-    usual: dict[int, tuple[int, str]] = {}
-    for (label, other), count in zip(found.tolist(), times.tolist(), strict=True):
-        if count > usual.get(label, (0, ""))[0]:
-            usual[label] = (count, escape(names[other]))
+    of_class = np.split(predicted[np.argsort(labels, kind="stable")],
+                        np.bincount(labels, minlength=len(names)).cumsum()[:-1])  # fmt: skip
+    times_predicted = np.bincount(predicted, minlength=len(names)).tolist()
     rows = []
     for number, name in enumerate(names):
-        count, hits = images[number], right[number]
-        low, high = wilson_interval(hits, count) if count else (0.0, 1.0)
-        times_wrong, mistaken = usual.get(number, (0, ""))
-        rows.append(
-            {
-                "name": escape(name),
-                "images": count,
-                "accuracy": hits / count if count else None,
-                "low": low,
-                "high": high,
-                "precision": hits / predicted[number] if predicted[number] else None,
-                "mistaken": mistaken,
-                "times": times_wrong,
-            }
-        )
-    return {"rows": rows, "empty": images.count(0), **_origin(predictions)}
+        count, wrong = len(of_class[number]), of_class[number][of_class[number] != number]
+        hits = count - len(wrong)
+        row: dict[str, Any] = {"name": escape(name), "images": count, "times": 0, "mistaken": ""}
+        row |= {"low": 0.0, "high": 1.0, "accuracy": None, "precision": None}
+        if count:
+            row["low"], row["high"] = wilson_interval(hits, count)
+            row["accuracy"] = hits / count
+        if times_predicted[number]:
+            row["precision"] = hits / times_predicted[number]
+        if len(wrong):
+            times = np.bincount(wrong)
+            row |= {"times": int(times.max()), "mistaken": escape(names[times.argmax()])}
+        rows.append(row)
+    empty = sum(not row["images"] for row in rows)
+    return {"rows": rows, "empty": empty, **_origin(predictions)}
 
 
 def confusion(run: ReportedRun) -> dict[str, Any]:
@@ -190,16 +182,15 @@ def calibration(run: ReportedRun) -> dict[str, Any]:
     panels: list[tuple[str, Any, Any]] = []
     temperature = run.temperature
     if run.held_out is not None:
-        steps = {1.0: "validation, temperature 1"}
-        steps.setdefault(temperature, f"validation, temperature {temperature:.2f}")
-        for value, title in steps.items():
-            confidence, predicted = run.held_out.probabilities(value).max(1)
-            right = predicted == run.held_out.labels
-            panels.append((title, confidence.numpy(), right.numpy()))
+        logits, labels = run.held_out
+        for value in dict.fromkeys((1.0, temperature)):
+            confidence, predicted = (logits / value).softmax(1).max(1)
+            title = f"validation, temperature {value:.3g}"
+            panels.append((title, confidence.numpy(), (predicted == labels).numpy()))
     try:
         found = run.predictions
         if found.split == "test" or not panels:
-            title = f"{SPLITS[found.split]}, temperature {temperature:.2f}"
+            title = f"{SPLITS[found.split]}, temperature {temperature:.3g}"
             panels.append((title, found.probability, found.right))
     except Missing:
         if not panels:
@@ -224,7 +215,7 @@ def learned(run: ReportedRun) -> dict[str, Any]:
             "checkpoint with vitkit explain CHECKPOINT --model."
         )
     # imported here: both need matplotlib or much of torch
-    from vitkit.explaining.model import ModelMeasurement
+    from vitkit.explaining.measure import ModelMeasurement
     from vitkit.plots.figure import encode_png
 
     measurement, preprocess = ModelMeasurement(run.checkpoint.model), run.checkpoint.preprocess
@@ -243,15 +234,16 @@ def learned(run: ReportedRun) -> dict[str, Any]:
 
 def _unseen_images(run: ReportedRun) -> list[np.ndarray]:
     """Return some images that the run was not trained on; none where they cannot be read."""
-    dataset, found = run.dataset, []
-    names = [name for name in SPLITS if dataset is not None and name in dataset.splits]
-    split = run.split(names[0]) if names else None
-    if split is not None:
-        # from all of the split, which is often in the order of its classes
-        places = np.linspace(0, len(split) - 1, min(MEASURED, len(split))).round().astype(int)
-        for place in places.tolist():
-            with suppress(ImageError, OSError):
-                found.append(as_rgb(split.read(place)))
+    found: list[np.ndarray] = []
+    splits = run.dataset.splits if run.dataset else {}
+    split = splits.get("test") or splits.get("val")
+    if split is None:
+        return found
+    # from all of the split, which is often in the order of its classes
+    places = np.linspace(0, len(split) - 1, min(MEASURED, len(split))).round().astype(int)
+    for place in places.tolist():
+        with suppress(ImageError, OSError):
+            found.append(as_rgb(split.read(place)))
     return found
 
 
@@ -298,7 +290,7 @@ def costs(run: ReportedRun) -> dict[str, Any]:
             share = float(known["data_wait"].mean())
             rows.append(("waiting for images", f"{100 * share:.0f} % of the time"))
     for key, title in (("memory", "memory"), ("cuda_memory", "memory on CUDA")):
-        used = [line[key] for line in run.lines if isinstance(line.get(key), int | float)]
+        used = [line[key] for line in run.lines if key in line]
         if used:
             rows.append((f"{title}, the highest", f"{max(used):,.0f} MB"))
     if run.checkpoint is not None and run.checkpoint.path is not None:

@@ -117,7 +117,7 @@ def _calibrate(run: Run, model: ViT) -> float | None:
     plan, log = run.plan, run.log
     assert run.held_out is not None, "there is a validation split"
     if run.held_out.is_complete:
-        calibration = calibrate([run.held_out.predictions()])
+        calibration = calibrate(*run.held_out.predictions())
     else:
         calibration = Calibration(
             None,

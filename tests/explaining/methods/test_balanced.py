@@ -63,23 +63,6 @@ def test_legrad(name, monkeypatch):
     assert (plain - found).abs().max() > 1e-3 * found.max()
 
 
-@pytest.mark.parametrize("name", ["registers", "rope"])
-def test_gradient_rollout(name, monkeypatch):
-    model, image = variant(name, depth=2), noise_images()[0]
-    record = vitkit.Record(attention=[0, 1])
-    with torch.no_grad():
-        model(image[None], record)
-    relevance = torch.eye(record.attention[0].shape[-1], dtype=torch.float64)
-    for layer in range(2):
-        gradient = gradient_to_weights(model, image, layer, 2, monkeypatch)
-        weighted = (gradient * record.attention[layer][0]).clamp(min=0).mean(dim=0)
-        relevance = relevance + weighted @ relevance
-    expected = relevance[0, -6:].view(2, 3)
-    compute, classes = METHODS["gradient-rollout"].compute, torch.tensor([NUMBER])
-    found = compute(model, image[None], classes=classes)
-    torch.testing.assert_close(found[0], expected, rtol=1e-5, atol=1e-7)
-
-
 @pytest.mark.parametrize("method", ["legrad", "gradient-rollout"])
 def test_other_gradients_are_refused(method):
     with pytest.raises(vitkit.SettingError, match=r"gradients = 'steep': must be plain"):

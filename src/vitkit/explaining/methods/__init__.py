@@ -36,7 +36,6 @@ class Method:
             class numbers.
         options: further keywords of the function, such as `layer`.
         colours: whether a patch has three values (red, green, blue) instead of one.
-        by_passes: whether the map comes from forward passes alone, without gradients or attention.
         unit: unit of the values, for the colour bar, such as `share of attention`.
     """
 
@@ -47,7 +46,6 @@ class Method:
     by_class: bool = False
     options: tuple[str, ...] = ()
     colours: bool = False
-    by_passes: bool = False
     unit: str = "importance"
 
     @property
@@ -155,7 +153,6 @@ _ALL = (
         "fall of the class's logit without each patch",
         "Visualizing and Understanding Convolutional Networks (arXiv 1311.2901)",
         by_class=True,
-        by_passes=True,
         options=("window",),
         unit="fall of the logit",
     ),
@@ -172,17 +169,6 @@ those that need no class; attention is the map of a layer and a head."""
 _SCRIPT = "examples/research/sanity_checks_of_maps.py has the other tests of maps"
 MOVED = {"truth": "is called faithfulness", "parts": _SCRIPT, "mosaics": _SCRIPT, "labels": _SCRIPT}
 """Keyword that was one of `explain` or of a report -> where it went."""
-
-
-def _find_method(name: str) -> Method:
-    """Return a method of `METHODS` by its name."""
-    # one name, and no list of names
-    if not isinstance(name, str) or name not in METHODS:
-        raise SettingError(
-            f"method {name!r} does not exist{did_you_mean(str(name), METHODS)}; "
-            f"methods are {', '.join(METHODS)}"
-        )
-    return METHODS[name]
 
 
 def choose_method(
@@ -202,7 +188,12 @@ def choose_method(
         SettingError: another name; the message lists the methods.
     """
     if name is not None:
-        return _find_method(name), ()
+        # one name, and no list of names
+        if not isinstance(name, str) or name not in METHODS:
+            near = did_you_mean(str(name), METHODS)
+            listed = ", ".join(METHODS)
+            raise SettingError(f"method {name!r} does not exist{near}; methods are {listed}")
+        return METHODS[name], ()
     wanted = {option for option, value in options.items() if value is not None}
     usual = [METHODS[other] for other in DEFAULTS]
     fitting = [method for method in usual if wanted <= set(method.options)] or usual
@@ -225,13 +216,10 @@ def method_options(method: Method, options: Mapping[str, object]) -> dict[str, o
     for name, value in chosen.items():
         if name not in method.options:
             having = [other.name for other in METHODS.values() if name in other.options]
-            expected = f"{method.name} has no such option; "
-            if name in MOVED:
-                expected = MOVED[name]
-            elif having:
-                expected += f"methods with it: {', '.join(having)}"
-            else:
-                expected += f"its options: {', '.join(method.options) or 'none'}"
+            expected = f"its options: {', '.join(method.options) or 'none'}"
+            if having:
+                expected = f"methods with it: {', '.join(having)}"
+            expected = MOVED.get(name, f"{method.name} has no such option; {expected}")
             raise SettingError.about(name, value, expected)
         # JSON has no numbers of NumPy
         number = whole_number(value)

@@ -77,7 +77,7 @@ def attention(
     record = Record(
         attention=[] if by_map_head else [layer],
         pooling=by_map_head,
-        heads=None if head is None else [check_number("head", head)],
+        heads=None if head is None else [check_number("head", head, 0, model.spec.num_heads - 1)],
         queries=None if by_map_head else queries,  # a MAP head has one row
     )
     with eval_mode(model), torch.inference_mode():
@@ -120,6 +120,7 @@ def attention_of_heads(model: ViT, images: Images) -> Float[Tensor, "B L k gh gw
     return torch.stack(layers, dim=1).unflatten(-1, grid)
 
 
+@torch.inference_mode()
 def rollout(
     model: ViT, images: Images, *, discard_ratio: float = 0.0, head_fusion: HeadFusion = "mean"
 ) -> Maps:
@@ -148,47 +149,18 @@ def rollout(
         SettingError: a ratio outside [0, 1), or another fusion.
         ShapeError: images that do not fit the model.
     """
-    return _rolled_out(model, images, discard_ratio, head_fusion, every=False)[0]
-
-
-def rollout_over_depth(
-    model: ViT, images: Images, *, discard_ratio: float = 0.0, head_fusion: HeadFusion = "mean"
-) -> Float[Tensor, "L B gh gw"]:
-    """Return the rollout of the first layer alone, then of the first two, at last of all.
-
-    Args:
-        model: as for `rollout`.
-        images: as for `rollout`.
-        discard_ratio: as for `rollout`.
-        head_fusion: as for `rollout`.
-
-    Returns:
-        (L, B, gh, gw); the last is `rollout`. Each begins with the weights of the tokens in what
-        the head reads; a MAP head's are those after the last layer.
-
-    Raises:
-        SettingError, ShapeError: as for `rollout`.
-    """
-    return _rolled_out(model, images, discard_ratio, head_fusion, every=True)
-
-
-@torch.inference_mode()
-def _rolled_out(
-    model: ViT, images: Images, discard_ratio: float, head_fusion: HeadFusion, *, every: bool
-) -> Float[Tensor, "L B gh gw"]:
-    """Return the rollout of the first layers, of each number of them, or of all of them alone."""
     if not isinstance(discard_ratio, Real) or not 0 <= discard_ratio < 1:
         raise SettingError.about("discard_ratio", discard_ratio, "must be at least 0 and below 1")
     if head_fusion not in FUSIONS:
         raise SettingError.about("head_fusion", head_fusion, f"must be one of {', '.join(FUSIONS)}")
-    depth = model.spec.depth
-    record = Record(attention=range(depth), pooling=has_map_head(model))
+    record = Record(attention=range(model.spec.depth), pooling=has_map_head(model))
     with eval_mode(model):
         features = model.forward_features(images, record)
         row = readout_row(model, features, pooling_map(model, features, record))
-    shares = []
-    for maps in record.attention.values():
-        fused = FUSIONS[head_fusion](at_least_float32(maps), dim=1)
+    fuse = FUSIONS[head_fusion]
+    # from the last layer to the first, a row times a matrix: no product of two matrices
+    for maps in reversed(record.attention.values()):
+        fused = fuse(at_least_float32(maps), dim=1)
         tokens = fused.shape[-1]
         smallest = int(discard_ratio * tokens)
         if smallest:
@@ -196,12 +168,6 @@ def _rolled_out(
             least = fused.argsort(dim=-1, stable=True)[..., :smallest]
             fused = fused.scatter(-1, least, 0.0)
         mixed = (fused + torch.eye(tokens, dtype=fused.dtype, device=fused.device)) / 2
-        shares.append(mixed / mixed.sum(dim=-1, keepdim=True))  # (A + I) / 2 with rows of sum 1
-    rows = []
-    for last in range(1 if every else depth, depth + 1):
-        through = row
-        # from the last layer to the first, a row times a matrix: no product of two matrices
-        for share in reversed(shares[:last]):
-            through = torch.einsum("bn,bnt->bt", through, share)
-        rows.append(through[:, model.spec.num_prefix_tokens :].unflatten(1, features.grid))
-    return torch.stack(rows)
+        share = mixed / mixed.sum(dim=-1, keepdim=True)  # (A + I) / 2 with rows of sum 1
+        row = torch.einsum("bn,bnt->bt", row, share)
+    return row[:, model.spec.num_prefix_tokens :].unflatten(1, features.grid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
@@ -17,7 +18,7 @@ from vitkit.models.layers import eval_mode
 from vitkit.models.readout import Features
 from vitkit.models.record import Record
 from vitkit.models.vit import ViT
-from vitkit.shapes import Grid, Logits, resolve_layers
+from vitkit.shapes import Grid, Logits
 
 Classes: TypeAlias = Int64[Tensor, " B"]
 """Class numbers of B images, from 0."""
@@ -113,7 +114,7 @@ def token_weights(model: ViT, grid: Grid) -> Float[Tensor, " T"]:
 
 
 def readout_row(
-    model: ViT, features: Features, pooling: Float[Tensor, "B k 1 N"] | None = None
+    model: ViT, features: Features, pooling: Float[Tensor, "B k 1 N"] | None
 ) -> Float[Tensor, "B T"]:
     """Return the weight of each token in the head's input, for each image.
 
@@ -152,16 +153,16 @@ def has_map_head(model: ViT) -> bool:
     return model.spec.pooling == "map"
 
 
-def check_number(name: str, value: object) -> int:
-    """Return an option as a whole number; NumPy's are taken too.
+def check_number(name: str, value: object, least: int, most: int | None = None) -> int:
+    """Return an option as a whole number of a range; NumPy's numbers are taken, too.
 
     Raises:
-        SettingError: not one whole number.
+        SettingError: not one whole number, or one outside of the range.
     """
     number = whole_number(value)
-    if number is None:
-        more = "; for the maps of several use vitkit.Record"
-        raise SettingError.about(name, value, "must be one whole number", more)
+    if number is None or number < least or (most is not None and number > most):
+        bounds = f"{least} or more" if most is None else f"from {least} to {most}"
+        raise SettingError.about(name, value, f"must be a whole number {bounds}")
     return number
 
 
@@ -171,8 +172,8 @@ def check_layer(layer: object, model: ViT) -> int:
     Raises:
         SettingError: not one whole number, or a block that the model does not have.
     """
-    (number,) = resolve_layers([check_number("layer", layer)], model.spec.depth)
-    return number
+    depth = model.spec.depth
+    return check_number("layer", layer, -depth, depth - 1) % depth
 
 
 def check_patch(query: object, grid: Grid) -> int:
@@ -181,9 +182,4 @@ def check_patch(query: object, grid: Grid) -> int:
     Raises:
         SettingError: not one whole number, or a patch that the images do not have.
     """
-    number = check_number("query", query)
-    rows, columns = grid
-    if not 0 <= number < rows * columns:
-        expected = f"must be a patch, 0 to {rows * columns - 1} (row by row, {rows} x {columns})"
-        raise SettingError.about("query", number, expected)
-    return number
+    return check_number("query", query, 0, math.prod(grid) - 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -105,7 +105,9 @@ def _colours(patches: Float[Tensor, "N D"], grid: Grid) -> Float[Tensor, "N 3"]:
     if not torch.isfinite(patches).all():  # such as overflow in half precision
         return patches.new_full((len(patches), COLOURS), torch.nan)
     first = _projections(patches)[:, 0]
-    border = _border(grid)
+    border = torch.ones(grid, dtype=torch.bool)
+    border[1:-1, 1:-1] = False
+    border = border.flatten()
     if not border.all() and first[border].mean() > first[~border].mean():
         first = -first
     foreground = first > 0
@@ -128,9 +130,3 @@ def _projections(patches: Float[Tensor, "n D"]) -> Float[Tensor, "n 3"]:
     directions = directions * directions.gather(1, largest).sign()
     made = centred @ directions.T
     return torch.nn.functional.pad(made, (0, COLOURS - made.shape[1]))
-
-
-def _border(grid: Grid) -> Bool[Tensor, " N"]:
-    border = torch.ones(grid, dtype=torch.bool)
-    border[1:-1, 1:-1] = False
-    return border.flatten()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from einops import reduce
 from jaxtyping import Float
@@ -13,14 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from vitkit.errors import MissingExtraError, SettingError
-from vitkit.explaining.methods import whole_number
+from vitkit.errors import SettingError
 from vitkit.explaining.methods.class_scores import (
     Classes,
     Maps,
     at_least_float32,
     check_classes,
     check_layer,
+    check_number,
     class_scores,
     gradients_in_eval_mode,
     has_map_head,
@@ -30,10 +31,7 @@ from vitkit.models.encoder import block_calls
 from vitkit.models.readout import Features
 from vitkit.models.record import Record
 from vitkit.models.vit import ViT
-from vitkit.shapes import AttentionMaps, Images
-
-IMAGES_AT_ONCE = 16
-"""Images per pass with gradients, so that memory does not grow with `steps`."""
+from vitkit.shapes import Images
 
 
 def libragrad(model: ViT, images: Images, *, classes: Classes) -> Maps:
@@ -256,12 +254,15 @@ def gradient_rollout(
         maps = [*record.pooling.values(), *reversed(record.attention.values())]
         # Sum over images: each map gets the gradient of its own image's score only.
         found = torch.autograd.grad(score, maps)
-    weights = [_weighted(*pair) for pair in zip(maps, found, strict=True)]
+    weights = []
+    for weight, gradient in zip(maps, found, strict=True):
+        # the mean over the heads of relu(grad A * A), Eq. 5
+        weights.append(at_least_float32(gradient * weight.detach()).relu().mean(dim=1))
     if record.pooling:
         pooling, *weights = weights
         row = _read_by_query(readout_row(model, features, pooling.unsqueeze(1)), weights)
     else:
-        row = _rolled_out(readout_row(model, features), weights)
+        row = _rolled_out(readout_row(model, features, None), weights)
     return row[:, model.spec.num_prefix_tokens :].unflatten(1, features.grid)
 
 
@@ -284,11 +285,6 @@ def _read_by_query(
         sums = sums + torch.einsum("bnt,bt->bn", layer, 1 + sums)
     scaled = torch.where(sums > 0, row / sums, 0.0)  # a row of zeros stays one
     return row + _rolled_out(scaled, weights)
-
-
-def _weighted(maps: AttentionMaps, gradient: AttentionMaps) -> Float[Tensor, "B Q T"]:
-    """Return the mean over the heads of relu(grad A * A), Eq. 5."""
-    return at_least_float32(gradient * maps.detach()).relu().mean(dim=1)
 
 
 def legrad(model: ViT, images: Images, *, classes: Classes, gradients: str = "balanced") -> Maps:
@@ -400,7 +396,7 @@ def integrated_gradients(model: ViT, images: Images, *, classes: Classes, steps:
     """Return the integrated gradients of the class's logit, summed over each patch's pixels.
 
     The gradient is integrated on the straight line from a baseline to the image, times their
-    difference ("Axiomatic Attribution for Deep Networks", arXiv 1703.01365, Eq. 1), by captum's
+    difference ("Axiomatic Attribution for Deep Networks", arXiv 1703.01365, Eq. 1), by
     Gauss-Legendre quadrature. The baseline is 0 after normalisation: the dataset's mean colour.
     The sum over all patches approaches the logit of the image minus that of the baseline.
 
@@ -414,29 +410,19 @@ def integrated_gradients(model: ViT, images: Images, *, classes: Classes, steps:
         (B, gh, gw), in units of the logit.
 
     Raises:
-        MissingExtraError: captum is not installed.
         SettingError: a model without a head, a class that it does not have, or steps below 1.
         ShapeError: images that do not fit the model.
     """
     check_classes(model, classes)
-    count = whole_number(steps)
-    if count is None or count < 1:
-        raise SettingError.about("steps", steps, "must be a whole number, 1 or more")
+    count = check_number("steps", steps, 1)
     rows, columns = model.patch_embed.grid(images)
-    # imported here: an optional dependency
-    try:
-        from captum.attr import IntegratedGradients
-    except ImportError:
-        raise MissingExtraError(
-            "integrated-gradients needs captum; install it: pip install 'vitkit[explain]'"
-        ) from None
+    points, sizes = np.polynomial.legendre.leggauss(count)  # on [-1, 1]
+    total = torch.zeros_like(images, dtype=torch.promote_types(images.dtype, torch.float32))
     with gradients_in_eval_mode(model):
-        pixels = IntegratedGradients(model).attribute(
-            images,
-            baselines=0.0,
-            target=classes.to(images.device),
-            n_steps=count,
-            internal_batch_size=max(len(images), IMAGES_AT_ONCE),
-        )
-    pixels = at_least_float32(pixels.detach())
+        for point, size in zip(points.tolist(), sizes.tolist(), strict=True):
+            part = ((point + 1) / 2 * images.detach()).requires_grad_()
+            score = class_scores(model(part), classes).sum()
+            (gradient,) = torch.autograd.grad(score, part)
+            total += size / 2 * gradient
+    pixels = total * images.detach()
     return reduce(pixels, "B C (gh P) (gw Q) -> B gh gw", "sum", gh=rows, gw=columns)

@@ -7,12 +7,13 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from vitkit.errors import SettingError
-from vitkit.explaining.methods import METHODS, whole_number
+from vitkit.explaining.methods import METHODS
 from vitkit.explaining.methods.class_scores import (
     Classes,
     Maps,
     at_least_float32,
     check_classes,
+    check_number,
     class_scores,
 )
 from vitkit.models.encoder import block_calls
@@ -60,12 +61,7 @@ class TokenSubsets:
         Args:
             patches: (R, n) numbers of the patches that stay, from 0, row by row; n of 1 or more.
             image: (R,) which image each row is of; default: one row for each image.
-
-        Raises:
-            SettingError: no patch, or a patch that is not there.
         """
-        if patches.shape[1] == 0 or not 0 <= int(patches.min()) <= int(patches.max()) < self.count:
-            raise SettingError(f"patches must be at least one number from 0 to {self.count - 1}")
         tokens, context, _ = self.embedded
         if image is not None:
             tokens = tokens[image]
@@ -87,20 +83,6 @@ class TokenSubsets:
     ) -> Logits:
         """Return logits (R, K) of passes with n patches each; otherwise as `features`."""
         return self.model.forward_head(self.features(patches, image))
-
-
-def drop_in_order(
-    order: Int64[Tensor, "B N"], kept: int, *, first: bool = False
-) -> Int64[Tensor, "B n"]:
-    """Return the patches that stay when all but `kept` are dropped in an order, sorted.
-
-    Args:
-        order: (B, N) all patches of each image, the first to be dropped first.
-        kept: how many stay.
-        first: keep the first ones of the order instead (insertion).
-    """
-    part = order[:, :kept] if first else order[:, order.shape[1] - kept :]
-    return part.sort(dim=1).values
 
 
 def occlusion(model: ViT, images: Images, *, classes: Classes, window: int = 1) -> Maps:
@@ -154,10 +136,7 @@ def _windows(grid: Grid, window: int) -> Int64[Tensor, "V w"]:
             "occlusion drops patches in turn, and these images have a single one; other methods: "
             f"{', '.join(able)}"
         )
-    most = min(grid) - int(grid[0] == grid[1])  # some patch must stay
-    side = whole_number(window)
-    if side is None or not 1 <= side <= most:
-        expected = f"must be a whole number from 1 to {most} for {grid[0]} x {grid[1]} patches"
-        raise SettingError.about("window", window, expected)
+    # some patch must stay
+    side = check_number("window", window, 1, min(grid) - int(grid[0] == grid[1]))
     numbers = torch.arange(grid[0] * grid[1]).view(grid)
     return numbers.unfold(0, side, 1).unfold(1, side, 1).reshape(-1, side * side)
