@@ -163,7 +163,10 @@ def _pairs(
             if place * each < PAIR_IMAGES:  # beyond that number, only the names are shown
                 one = replace(one, image=run.thumbnail(split, one.number))
             shown.append(one)
-        pair = {"label": predictions.classes[label], "predicted": predictions.classes[predicted]}
+        pair: dict[str, Any] = {
+            "label": predictions.classes[label],
+            "predicted": predictions.classes[predicted],
+        }
         pair |= {"key": f"pair-{label}-{predicted}", "count": len(wrong), "mistakes": shown}
         found.append(pair | {"images": int((predictions.labels == label).sum())})
     return found
