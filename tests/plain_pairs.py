@@ -148,7 +148,7 @@ def turn(x, rotation):
 
 
 def mlp(module: MLP, z: Pair) -> Pair:
-    if type(module).__name__ != "PackedSwiGLU":
+    if type(module) is MLP:
         return linear(module.fc2, gated(module.act, linear(module.fc1, z)))
     if hasattr(module, "fc1_g"):
         gate, value = linear(module.fc1_g, z), linear(module.fc1_x, z)

@@ -116,7 +116,7 @@ def test_what_cannot_be_measured_is_refused_before_the_first_image(photos, capsy
     [
         ({"method": "libragard"}, "did you mean 'libragrad'"),
         ({"method": "pca"}, "of 'pca' are colours"),
-        ({"layer": 7}, "layer 7 does not exist"),
+        ({"layer": 7}, "layer = 7: must be a whole number from -1 to 0"),
         ({"parts": ["weights"]}, r"parts = .*sanity_checks_of_maps\.py"),
         ({"truth": True}, "truth = True: is called faithfulness"),
     ],

@@ -168,8 +168,9 @@ def _shared_data(settings: Mapping[str, StoredSettings]) -> str:
     trained_on = {name: values.get("data") for name, values in settings.items()}
     shared = {str(data) for data in trained_on.values()}
     if None in trained_on.values() or len(shared) > 1:
-        listed = [f"{name} on {data or 'data that it does not record'}"
-                  for name, data in trained_on.items()]  # fmt: skip
+        listed = []
+        for name, data in trained_on.items():
+            listed.append(f"{name} on {data or 'data that it does not record'}")
         raise SettingError(
             f"the checkpoints were not trained on the same data ({', '.join(listed)}); name the "
             "data to compare on with --data"

@@ -143,11 +143,11 @@ def choose_split(dataset: Dataset, split: str | None) -> str:
     for name in [split] if split else ["test", "val"]:
         if name in dataset.splits:
             return name
-    problem = "neither test nor val to evaluate on"
-    if split:
-        problem = f"no split of that name{did_you_mean(split, dataset.splits)}"
-    expected = f"{dataset.name} has {problem}; it has {', '.join(dataset.splits)}"
-    raise DataError.about("split", split, expected)
+    near = did_you_mean(split or "", dataset.splits)
+    expected = f"{dataset.name} has no split of that name{near}; it has "
+    if not split:
+        expected = f"{dataset.name} has neither test nor val; name one of its splits by --split: "
+    raise DataError.about("split", split, expected + ", ".join(dataset.splits))
 
 
 def open_as_in_training(

@@ -20,13 +20,7 @@ from vitkit.explaining.faithfulness import (
     measure_faithfulness,
     references,
 )
-from vitkit.explaining.methods import (
-    METHODS,
-    Method,
-    choose_method,
-    method_options,
-    whole_number,
-)
+from vitkit.explaining.methods import METHODS, Method, choose_method, method_options, whole_number
 from vitkit.explaining.methods.class_scores import check_finite
 from vitkit.messages import did_you_mean, plural, quote_list
 from vitkit.models.layers import eval_mode

@@ -181,8 +181,8 @@ class ExplanationFiles:
             figures.append((self._address(path), width, height, description, lines))
         together = stem / f"{TOGETHER}{self.ending}"
         _write(plot_explanations(made), together)
-        self._images.append({"name": name, "lines": made[0].image_lines, "figures": figures,
-                             "more": self._address(together)})  # fmt: skip
+        image = {"name": name, "lines": made[0].image_lines, "figures": figures}
+        self._images.append(image | {"more": self._address(together)})
         return made[0]
 
     def _address(self, path: Path) -> str:

@@ -1,4 +1,4 @@
-"""What a model has learned, as numbers, figures and files; `measure` computes the numbers."""
+"""Things that a model has learned: numbers, their figures and files."""
 
 from __future__ import annotations
 

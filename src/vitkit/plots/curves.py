@@ -185,8 +185,12 @@ def _panels(count: int) -> Iterator[tuple[NotebookFigure, list[Axes]]]:
 
 def _line(
     axes: Axes,
-    epochs: Epochs, values: Epochs, label: str, colour: str, marker: str,
-) -> None:  # fmt: skip
+    epochs: Epochs,
+    values: Epochs,
+    label: str,
+    colour: str,
+    marker: str,
+) -> None:
     """Draw one value of every epoch; points are not clipped where they lie on the axis."""
     finite = np.isfinite(values)
     # a point between two gaps would not show without a mark

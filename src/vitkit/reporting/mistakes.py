@@ -29,13 +29,7 @@ from vitkit.evaluation.features import (
 from vitkit.explaining.methods import DEFAULTS
 from vitkit.io.atomic import write_bytes
 from vitkit.plots.overlay import ColourScale
-from vitkit.reporting.run import (
-    THUMBNAIL,
-    Missing,
-    Predictions,
-    ReportedRun,
-    data_address,
-)
+from vitkit.reporting.run import THUMBNAIL, Missing, Predictions, ReportedRun, data_address
 from vitkit.weights.checkpoint import Checkpoint
 
 SPLITS = {"test": "test", "val": "validation"}

@@ -24,14 +24,7 @@ from torch import Tensor
 
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.split import Split
-from vitkit.errors import (
-    CheckpointError,
-    DataError,
-    ImageError,
-    OutputError,
-    SettingError,
-    VitkitError,
-)
+from vitkit.errors import DataError, ImageError, OutputError, SettingError, VitkitError
 from vitkit.evaluation.evaluate import open_as_in_training, with_labels_of
 from vitkit.evaluation.metrics import Metrics
 from vitkit.evaluation.prediction_table import PREDICTIONS_HEADER
@@ -126,7 +119,7 @@ class ReportedRun:
             try:
                 if path.is_file():
                     return load(path)
-            except CheckpointError:
+            except VitkitError:
                 continue
         return None
 

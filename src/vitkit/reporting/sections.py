@@ -122,8 +122,8 @@ def classes(run: ReportedRun) -> dict[str, Any]:
     predictions = run.predictions
     labels, predicted, names = predictions.labels, predictions.predicted, predictions.classes
     # not as a matrix: thousands of classes would make it larger than the memory
-    of_class = np.split(predicted[np.argsort(labels, kind="stable")],
-                        np.bincount(labels, minlength=len(names)).cumsum()[:-1])  # fmt: skip
+    ends = np.bincount(labels, minlength=len(names)).cumsum()
+    of_class = np.split(predicted[np.argsort(labels, kind="stable")], ends[:-1])
     times_predicted = np.bincount(predicted, minlength=len(names)).tolist()
     rows = []
     for number, name in enumerate(names):

@@ -417,12 +417,12 @@ def integrated_gradients(model: ViT, images: Images, *, classes: Classes, steps:
     count = check_number("steps", steps, 1)
     rows, columns = model.patch_embed.grid(images)
     points, sizes = np.polynomial.legendre.leggauss(count)  # on [-1, 1]
-    total = torch.zeros_like(images, dtype=torch.promote_types(images.dtype, torch.float32))
     with gradients_in_eval_mode(model):
+        total = at_least_float32(torch.zeros_like(images))
         for point, size in zip(points.tolist(), sizes.tolist(), strict=True):
             part = ((point + 1) / 2 * images.detach()).requires_grad_()
             score = class_scores(model(part), classes).sum()
             (gradient,) = torch.autograd.grad(score, part)
             total += size / 2 * gradient
-    pixels = total * images.detach()
+        pixels = total * images.detach()
     return reduce(pixels, "B C (gh P) (gw Q) -> B gh gw", "sum", gh=rows, gw=columns)
