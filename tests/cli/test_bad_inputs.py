@@ -85,7 +85,7 @@ def test_data_without_a_split_to_evaluate_on_names_what_it_has(complaint, tmp_pa
     save_tiny(tmp_path / "m.safetensors", ("ant", "bee"))
     root = folder(tmp_path / "d", "train/ant", "train/bee")
     assert complaint("eval", "m.safetensors", str(root)) == (
-        "vitkit: split = None: d has neither test nor val; name one of its splits by --split: train\n"
+        "vitkit: split = None: d has neither test nor val; name one by --split: train\n"
     )
 
 

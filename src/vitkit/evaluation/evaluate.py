@@ -146,7 +146,7 @@ def choose_split(dataset: Dataset, split: str | None) -> str:
     near = did_you_mean(split or "", dataset.splits)
     expected = f"{dataset.name} has no split of that name{near}; it has "
     if not split:
-        expected = f"{dataset.name} has neither test nor val; name one of its splits by --split: "
+        expected = f"{dataset.name} has neither test nor val; name one by --split: "
     raise DataError.about("split", split, expected + ", ".join(dataset.splits))
 
 
