@@ -75,6 +75,13 @@ def as_tars(root: Path, images: Sequence[Sample], label: str = "cls") -> str:
     return f"wds:{root}/*.tar"
 
 
+def image(value: int) -> bytes:
+    """A PNG of one colour."""
+    stream = io.BytesIO()
+    Image.new("RGB", (5, 4), (value, 0, 9)).save(stream, "PNG")
+    return stream.getvalue()
+
+
 def write_tar(path: Path, entries: Iterable[tuple[str, bytes]], **options: Any) -> Path:
     with tarfile.open(path, "w", **options) as tar:
         for name, content in entries:

@@ -73,8 +73,7 @@ def test_refusing_names_five_files_the_count_and_the_mend(root: Path) -> None:
     assert "7 of 55 images cannot be decoded" in message
     assert message.count("train/") == 5
     assert "train/cat/00-empty.jpg: empty: " in message
-    assert "and 2 more" in message
-    assert message.endswith("remove them or pass --bad-images skip")
+    assert "remove them or pass --bad-images skip" in message
     assert "\n" not in message
 
 
@@ -102,7 +101,10 @@ def test_a_split_of_bad_images_only_is_refused_either_way(tmp_path: Path) -> Non
             (tmp_path / split / name).mkdir(parents=True)
         (tmp_path / "train" / name / "a.png").write_bytes(image(1))
         (tmp_path / "val" / name / "a.png").write_bytes(b"words")
-    with pytest.raises(DataError, match=r"no image of val can be decoded; val/cat/a\.png"):
+    with pytest.raises(
+        DataError,
+        match=r"2 of 4 images cannot be decoded .*val/cat/a\.png.* other images in each split",
+    ):
         drop_or_refuse_unreadable(open_dataset(tmp_path), "skip")
 
 

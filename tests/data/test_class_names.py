@@ -14,8 +14,6 @@ from vitkit.data.datasets.splitting import (
     match_classes,
     natural_order,
     refuse_look_alikes,
-    refuse_unknown_classes,
-    unknown_classes,
 )
 from vitkit.messages import quote_list
 
@@ -87,16 +85,8 @@ def test_names_that_are_none_are_noted_and_others_are_not() -> None:
 
 
 def test_names_that_json_cannot_hold_are_refused() -> None:
-    with pytest.raises(DataError, match="not valid UTF-8"):
+    with pytest.raises(DataError, match="no valid UTF-8"):
         refuse_look_alikes(["a", "b\udcff"], "/data")
-
-
-def test_unknown_classes_are_those_with_images() -> None:
-    counts = {"cat": 1, "10": 1, "9": 3, "empty": 0}
-    assert unknown_classes(("cat",), counts) == ("9", "10")
-    refuse_unknown_classes(("cat", "9", "10"), counts, "val", "/data")
-    with pytest.raises(DataError, match=r"val has 2 classes .*'9', '10'.*--ignore-extra-classes"):
-        refuse_unknown_classes(("cat",), counts, "val", "/data")
 
 
 def test_long_lists_are_cut() -> None:

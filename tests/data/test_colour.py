@@ -13,9 +13,7 @@ from PIL import Image, ImageOps
 
 from vitkit import Preprocess
 from vitkit.data.datasets.dataset import FileSplit
-from vitkit.data.images import decode as colour
-from vitkit.data.images.decode import as_rgb, decode, decode_file
-from vitkit.data.images.integrity import FILE_PROPERTIES
+from vitkit.data.images.decode import decode
 from vitkit.data.images.preprocess import preprocess_images
 from vitkit.data.images.read import read_image
 from vitkit.data.loading.crop_flip import Augmentation
@@ -89,40 +87,8 @@ def test_training_evaluation_and_prediction_see_the_same(tmp_path: Path, kind: s
     assert not torch.equal(other, expected)
 
 
-@pytest.mark.parametrize("kind", FILES)
-def test_what_was_odd_is_reported(kind: str) -> None:
-    content, expected = FILES[kind]
-    pixels, _, _, properties = decode_file(content)
-    assert properties == expected
-    assert properties <= {*FILE_PROPERTIES}
-    np.testing.assert_array_equal(pixels, decode(content))
-
-
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_jpegs_are_upright_as_pillow_turns_them(orientation: int) -> None:
     with Image.open(io.BytesIO(turned(orientation))) as image:
         expected = np.asarray(ImageOps.exif_transpose(image))
     np.testing.assert_array_equal(decode(turned(orientation)), expected)
-
-
-@pytest.mark.parametrize("kind", FILES)
-def test_large_images_are_converted_in_strips(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = decode(FILES[kind][0])
-    monkeypatch.setattr(colour, "CONVERTED_AT_ONCE", 500)
-    np.testing.assert_array_equal(decode(FILES[kind][0]), whole)
-
-
-@pytest.mark.parametrize("mode", ["RGBa", "La", "PA", "1", "P", "L", "YCbCr", "HSV", "LAB"])
-def test_pil_images_of_any_mode_are_converted_in_strips(
-    mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if mode == "PA":
-        image = Image.frombytes("PA", (53, 37), NOISE[:, :, :2].tobytes())
-    elif mode == "LAB":
-        image = Image.frombytes("LAB", (53, 37), NOISE.tobytes())
-    else:
-        image = PHOTO.convert("LA" if mode == "La" else "RGBA" if mode == "RGBa" else mode)
-        image = image.convert(mode)
-    whole = as_rgb(image)
-    monkeypatch.setattr(colour, "CONVERTED_AT_ONCE", 500)
-    np.testing.assert_array_equal(as_rgb(image), whole)

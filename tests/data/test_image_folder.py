@@ -139,12 +139,19 @@ def test_the_order_is_not_the_file_systems(tmp_path: Path, monkeypatch: pytest.M
 
     class Shuffled:
         def __init__(self, path: Path) -> None:
-            with scandir(path) as entries:
-                self.entries = list(entries)
-            random.Random(len(str(path))).shuffle(self.entries)
+            with scandir(path) as found:
+                entries = list(found)
+            random.Random(len(str(path))).shuffle(entries)
+            self.entries = iter(entries)
 
-        def __enter__(self) -> Iterable[os.DirEntry[str]]:
-            return iter(self.entries)
+        def __next__(self) -> os.DirEntry[str]:
+            return next(self.entries)
+
+        def __iter__(self) -> Iterable[os.DirEntry[str]]:
+            return self.entries
+
+        def __enter__(self) -> Any:
+            return self
 
         def __exit__(self, *_: object) -> None: ...
 

@@ -126,7 +126,7 @@ def test_other_files_are_never_decoded_smaller():
         raise AssertionError(size)
 
     for content in (encode(PHOTOGRAPH, "PNG"), encode(PHOTOGRAPH.crop((0, 0, 63, 90)), "JPEG")):
-        pixels, size, factor, _ = decode_file(content, reduction=never)
+        pixels, size, factor = decode_file(content, reduction=never)
         assert factor is None
         assert pixels.shape == decode(content).shape == (*size, 3)
 

@@ -241,14 +241,6 @@ BAD = {
         replaced(4, (IMAGES[4], torch.tensor(1.0))),
         r"Items\[4\] has the label 1\.0",
     ),
-    "another kind": (
-        replaced(6, (Image.fromarray(IMAGES[6]), 0)),
-        r"Items\[6\] is a PIL image, and Items\[0\] is an array of uint8, 3 channels; all items",
-    ),
-    "another number of channels": (
-        replaced(6, (IMAGES[6, :, :, :1], 0)),
-        r"Items\[6\] is an array of uint8, 1 channel, and Items\[0\] .* 3 channels",
-    ),
     "a shape that is no image": (
         Items(lambda i: (IMAGES[i].transpose(2, 0, 1), 0)),
         r"Items\[0\]: the array has the shape \(3, 6, 7\); expected \(H, W\), \(H, W, 1\)",
@@ -257,10 +249,10 @@ BAD = {
         Items(lambda i: 1 // (i - 9) and (IMAGES[i], 0)),
         r"Items\[9\] raised ZeroDivisionError",
     ),
-    "an item of three": (replaced(2, (IMAGES[2], 0, 2)), r"Items\[2\] is a tuple of 3; expected"),
+    "an item of three": (replaced(2, (IMAGES[2], 0, 2)), r"Items\[2\] is a tuple; expected"),
     "an item without an image": (
         Items(lambda i: {"pixels": IMAGES[i], "label": 0}),
-        r"Items\[0\] is a mapping of pixels, label; expected the keys image, img, .* and label",
+        r"Items\[0\] is a mapping of .*pixels.*; expected one of the keys image, img",
     ),
     "normalised floats": (
         Items(lambda i: (as_tensor(i) / 255 * 4 - 2, 0)),
@@ -282,22 +274,28 @@ BAD = {
         Items(lambda i: ("nowhere.png", 0)),
         r"Items\[0\]: missing: nowhere.png: no such file",
     ),
-    "no items": (Items(None, length=0), "Items is empty: its length is 0"),
+    "no items": (Items(None, length=0), "Items: no images"),
     "one class": ((IMAGES, LABELS * 0), "only one class has images"),
-    "other lengths": ((IMAGES, LABELS[:-1]), "arrays: 40 images and 39 labels"),
+    "other lengths": (
+        (IMAGES, LABELS[:-1]),
+        r"arrays: images of the shape .40, .* and 39 labels; expected",
+    ),
     "an array of objects": (
         (OBJECTS, LABELS),
-        r"arrays: images of the shape \(40,\); expected one size; .*list of \(image",
+        r"arrays: images of the shape \(40,\) .*of several sizes pass a list of \(image",
     ),
     "channels first": (
         (IMAGES.transpose(0, 3, 1, 2), LABELS),
-        r"arrays: images of the shape \(40, 3, 6, 7\); expected \(N, H, W\)",
+        r"arrays: images of the shape \(40, 3, 6, 7\) .* expected \(N, H, W\)",
     ),
     "empty arrays": (
         (IMAGES[:0], LABELS[:0]),
-        r"arrays: images of the shape \(0, 6, 7, 3\); expected",
+        "arrays: no images",
     ),
-    "one-hot labels": ((IMAGES, np.eye(40)), r"arrays: labels of the shape \(40, 40\)"),
+    "one-hot labels": (
+        (IMAGES, np.eye(40)),
+        r"arrays\[0\] has a label of the shape",
+    ),
     "a tensor that numpy cannot hold": (
         (as_tensor(0)[None].bfloat16().expand(40, -1, -1, -1), LABELS),
         "arrays: a Tensor that cannot be read as an array: ",
@@ -308,35 +306,35 @@ BAD = {
     ),
     "several labels an image": (
         (IMAGES, [[0]] * 39 + [[0, 1]]),
-        r"arrays: labels of the shape \(40, 0\); expected \(N,\), one class number per image",
+        r"arrays\[0\] has the label \[0\]; expected a class number",
     ),
     "a class name twice": (
         Items(lambda i: (IMAGES[i], int(LABELS[i])), classes=["ant", "bee", "ant"]),
-        r"Items: the class name 'ant' occurs twice",
+        "expected different names, such as",
     ),
     "float labels": ((IMAGES, LABELS + 0.5), r"arrays\[0\] has the label 0.5"),
     "floats above 1": ((IMAGES * 1.0, LABELS), "arrays: float values from 0 to 255"),
     "no pair": ([("a.png", 0), ("b.png",)], r"pairs\[1\] is \('b.png',\); expected \(path, label"),
-    "a stream": (Stream(), "data is a Stream, which can only be read in one order"),
+    "a stream": (Stream(), "data is a Stream; it can only be read in one order"),
     "a loader": (DataLoader(Items(None)), "data is a DataLoader; pass its dataset"),
-    "a bare array": (IMAGES, r"data is one ndarray of the shape \(40, 6, 7, 3\); pass \(images"),
-    "a generator": ((x for x in ()), "data is a generator, which can only be read in one order"),
+    "a bare array": (IMAGES, r"data is a ndarray; one of the shape \(40, 6, 7, 3\); pass \(images"),
+    "a generator": ((x for x in ()), "data is a generator; it can only be read in one order"),
     "a table": (pandas.DataFrame({"path": ["a"], "label": [0]}), r"a DataFrame; pass pairs: list"),
     "a number": (3, "data is a int; expected a path or a name"),
     "bytes": (b"photos", "data is a bytes; expected a path"),
-    "an unknown split": ({"trian": (IMAGES, LABELS)}, "no split 'trian' .did you mean 'train'"),
+    "an unknown split": ({"trian": (IMAGES, LABELS)}, "a dict of .'trian'. .did you mean 'train'"),
     "a split twice": (
         {"val": (IMAGES, LABELS), "valid": (IMAGES, LABELS)},
-        "two entries of the dict are the split val",
+        "expected train, val and test, each at most once",
     ),
-    "no splits": ({}, "the dict of splits is empty"),
-    "a dict in a dict": ({"train": {"a": 1}}, "the split 'train' is a dict"),
+    "no splits": ({}, "expected train, val and test, each at most once"),
+    "a dict in a dict": ({"train": {"a": 1}}, "data is a dict; expected a path"),
     "other classes": (
         {
             "train": Items(lambda i: (IMAGES[i], 0), classes=["a", "b"]),
             "test": Items(lambda i: (IMAGES[i], 0), classes=["a", "c"]),
         },
-        "the splits have other classes",
+        "expected different names, .* the same in all splits",
     ),
 }
 
@@ -354,14 +352,14 @@ def test_classes_are_for_objects_alone():
     for data in ("digits", vitkit.open_dataset((IMAGES, LABELS))):
         with pytest.raises(DataError, match="classes are for data passed as an object"):
             vitkit.open_dataset(data, classes=["a"])
-    with pytest.raises(DataError, match="arrays: the class name 'a' occurs twice"):
+    with pytest.raises(DataError, match="expected different names"):
         vitkit.open_dataset((IMAGES, LABELS), classes=["a", "b", "a"])
 
 
 @pytest.mark.usefixtures("wrong_types_come_in")
 @pytest.mark.parametrize("classes", ["cat", [0, 1, 2]])
 def test_classes_are_names(classes):
-    with pytest.raises(DataError, match=r"classes = .*: expected a list of names such as"):
+    with pytest.raises(DataError, match=r"classes = .*: expected different names, such as"):
         vitkit.open_dataset((IMAGES, LABELS), classes=classes)
 
 
@@ -371,7 +369,7 @@ def test_a_stream_of_hugging_face_is_refused_with_what_to_pass():
     rows = {"image": [*map(Image.fromarray, IMAGES)], "label": LABELS.tolist()}
     features = hub.Features({"image": hub.Image(), "label": hub.Value("int64")})
     stream = hub.Dataset.from_dict(rows, features=features).to_iterable_dataset()
-    with pytest.raises(DataError, match=r"IterableDataset, which .* one order; pass list\(data\)"):
+    with pytest.raises(DataError, match=r"IterableDataset; it .* one order; pass list\(data\)"):
         vitkit.open_dataset(stream)
     dataset = vitkit.open_dataset(list(stream))
     assert sum(map(len, dataset.splits.values())) == 40

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import tarfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,20 +13,13 @@ import numpy as np
 import pytest
 from image_files import refusal
 from local_server import listening
-from PIL import Image
-from shards import CLASSES, as_tars, samples, train_briefly, write_tar
+from shards import CLASSES, as_tars, image, samples, train_briefly, write_tar
 
 import vitkit
 from vitkit import open_dataset
 from vitkit.data.sources import shards as source
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
-
-
-def image(value: int) -> bytes:
-    stream = io.BytesIO()
-    Image.new("RGB", (5, 4), (value, 0, 9)).save(stream, "PNG")
-    return stream.getvalue()
 
 
 PAIR = [("0.png", image(1)), ("0.cls", b"a"), ("1.png", image(2)), ("1.cls", b"b")]
@@ -57,23 +48,14 @@ def test_braces_and_wildcards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     }.items():
         assert names(f"wds:{tmp_path}/{pattern}.tar") == [f"train-{name}.tar" for name in found]
     for pattern, message in {
-        "/train-a-{09..12}.tar": "a-12.tar: no such file, and 1 of 4 shards are not there",
+        "/train-a-{09..12}.tar": "(1 of 4 shards missing)",
         "/c-*.tar": "the nearest folder that exists",
         "": f"name the shards in it, such as wds:{tmp_path}/*.tar",
-        "/c-{1..7}-{0..999999999}.tar": "more than 50 shards",
-        "/c-{2..1}.tar": "{2..1} names no shard; the first number comes first: {1..2}",
+        "/c-{1..7}-{0..999999999}.tar": "expected 1 to 50 shards",
+        "/c-{2..1}.tar": "expected 1 to 50 shards; in a range such as {0000..0099} the first",
     }.items():
         assert message in refusal(f"wds:{tmp_path}{pattern}")
     assert "~nobody-here/a.tar: no such file; the nearest" in refusal("wds:~nobody-here/a.tar")
-
-
-def test_braces_in_the_names_of_folders(tmp_path: Path) -> None:
-    folder = tmp_path / "old [1] {a,b}"
-    folder.mkdir()
-    for name in ("train-0", "train-1", "train-x[2]"):
-        write_tar(folder / f"{name}.tar", PAIR)
-    assert names(f"wds:{folder}/train-{{0..1}}.tar") == ["train-0.tar", "train-1.tar"]
-    assert names(f"wds:{folder}/train-x[2].tar") == ["train-x[2].tar"]
 
 
 @pytest.mark.parametrize("label", ["cls", "txt", "json"])
@@ -107,145 +89,12 @@ def test_names_without_a_split_are_cut(tmp_path: Path) -> None:
     assert "s-0.tar has none of train, val and test" in refusal(f"wds:{tmp_path}/*.tar")
 
 
-@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_long_names_in_every_format(tmp_path: Path, form: int) -> None:
-    long = "/".join(["folder" * 8] * (3 if form == tarfile.USTAR_FORMAT else 9))
-    entries = [(f"{long}/{name}", content) for name, content in PAIR]
-    path = write_tar(tmp_path / "train.tar", entries, format=form)
-    with path.open("rb") as file:
-        members = [tuple(member) for member in source.read_members(file, path.name)[0]]
-    with tarfile.open(path) as tar:
-        assert members == [(m.name, m.offset_data, m.size) for m in tar.getmembers()]
-    dataset = open_dataset(f"wds:{path}")
-    assert dataset.splits["train"].name(1) == f"train.tar/{long}/1"
-    assert dataset.splits["train"].read(1)[0, 0].tolist() == [2, 0, 9]
-
-
-def hostile(path: Path) -> Path:
-    """Links, devices and folders between good samples, and names that lead out."""
-    with tarfile.open(path, "w") as tar:
-        for kind, name in ((tarfile.SYMTYPE, "x.png"), (tarfile.LNKTYPE, "y.png"),
-                           (tarfile.CHRTYPE, "z.png"), (tarfile.DIRTYPE, "w.png")):  # fmt: skip
-            about = tarfile.TarInfo(name)
-            about.type, about.linkname, about.size = kind, "/etc/hostname", 5000
-            tar.addfile(about)
-        for name, content in PAIR:
-            about = tarfile.TarInfo(f"../../{name}")
-            about.size = len(content)
-            tar.addfile(about, io.BytesIO(content))
-    return path
-
-
-def test_links_and_names_that_lead_out_are_only_read(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "deeper"
-    path.mkdir(parents=True)
-    before = {p for p in tmp_path.rglob("*") if "cache" not in p.parts}
-    dataset = open_dataset(f"wds:{hostile(path / 'train.tar')}")
-    assert dataset.splits["train"].name(0) == "train.tar/../../0"
-    assert dataset.splits["train"].read(0)[0, 0].tolist() == [1, 0, 9]
-    (note,) = dataset.notes
-    assert note == "skipped in the shards: 1 symbolic links, 1 hard links, 1 devices"
-    after = {p for p in tmp_path.rglob("*") if "cache" not in p.parts}
-    assert after - before == {path / "train.tar"}
-
-
-def changed(path: Path, at: int, content: bytes, fix: bool = True) -> Path:
-    """A tar with some bytes of its first header changed, and its checksum made right again."""
-    raw = bytearray(path.read_bytes())
-    raw[at : at + len(content)] = content
-    if fix:
-        raw[148:156] = b" " * 8
-        raw[148:156] = b"%06o\0 " % sum(raw[:512])
-    path.write_bytes(raw)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("at", "content", "expected"),
-    [
-        (124, b"77777777777\0", "claims 8,589,934,591 bytes, but only"),
-        (124, b"\x80" + b"\0" * 3 + b"\xff" * 8, "claims 18,446,744,073,709,551,615 bytes"),
-        (124, b"\xff" * 12, "damaged one: a size of -1 bytes"),
-        (124, b"-0000000001\0", "damaged one: a size of -1 bytes"),
-        (124, b"garbage!!!!\0", "damaged one: invalid header"),
-        (156, b"x", "damaged one: no pax record"),
-        (156, b"D", "sample '0': expected one image, got 0 among cls"),
-    ],
-)
-def test_sizes_that_lie(tmp_path: Path, at: int, content: bytes, expected: str) -> None:
-    path = changed(write_tar(tmp_path / "train.tar", PAIR), at, content)
-    assert expected in refusal(f"wds:{path}")
-
-
-def test_what_follows_the_end_is_never_lost_in_silence(tmp_path: Path) -> None:
-    """A header of zeros looks like the end of a tar; so does the end of the first of two."""
-    path = write_tar(tmp_path / "train.tar", PAIR)
-    assert len(open_dataset(f"wds:{path}").splits["train"]) == 2
-    whole = path.read_bytes()
-    hole = 2 * 1024  # of the third entry
-    path.write_bytes(whole[:hole] + bytes(512) + whole[hole + 512 :])
-    expected = f"byte {hole:,}: zeros, but there is more at byte {hole + 512:,}"
-    assert expected in refusal(f"wds:{path}")
-    path.write_bytes(whole + whole)
-    assert "joined by cat, join them by tar --concatenate" in refusal(f"wds:{path}")
-    path.write_bytes(whole + bytes(3_000_000))  # padding is no entry
-    assert len(open_dataset(f"wds:{path}").splits["train"]) == 2
-
-
-def test_numbers_of_thousands_of_digits(tmp_path: Path) -> None:
-    """Python's `int` refuses more than 4,300 digits."""
-    many = "9" * 5000
-    entries = [("2.png", image(3)), ("2.cls", many.encode()), ("3.png", image(4)),
-               ("3.cls", b"10"), *PAIR]  # fmt: skip
-    dataset = open_dataset(f"wds:{write_tar(tmp_path / 'train.tar', entries)}")
-    assert dataset.classes == ("10", many, "a", "b")
-    for record, expected in (
-        (f"{many} path=x\n", "no pax record"),
-        (f"{len(many) + 11} size={many}\n", "damaged at byte 5,632: no size"),
-        ("1" * 60_000, "no pax record"),
-    ):
-        about = tarfile.TarInfo("long")
-        about.type, about.size = tarfile.XHDTYPE, len(record)
-        with tarfile.open(tmp_path / "pax.tar", "w") as tar:
-            tar.addfile(about, io.BytesIO(record.encode()))
-            tar.addfile(tarfile.TarInfo("0.png"))
-        assert expected in refusal(f"wds:{tmp_path}/pax.tar")
-
-
-def test_files_that_are_no_tars(tmp_path: Path) -> None:
-    path = write_tar(tmp_path / "train.tar", PAIR)
-    raw = path.read_bytes()
-    changed(path, 0, b"other", fix=False)
-    assert "not a tar file, or a damaged one: bad checksum" in refusal(f"wds:{path}")
-    path.write_bytes(raw[:560])
-    assert "bytes, but only 48 follow" in refusal(f"wds:{path}")
-    path.write_bytes(raw[: 4 * 1024])
-    assert "no empty block closes the tar" in refusal(f"wds:{path}")
-    path.write_bytes(raw[:1030])
-    assert "damaged at byte 1,024: truncated header" in refusal(f"wds:{path}")
-    flipped = bytearray(raw)
-    flipped[2 * 1024] ^= 1
-    path.write_bytes(flipped)
-    assert "damaged at byte 2,048: bad checksum" in refusal(f"wds:{path}")
-    path.write_bytes(raw[:100])
-    assert "not a tar file" in refusal(f"wds:{path}")
-    path.write_bytes(b"")
-    assert "truncated" in refusal(f"wds:{path}")
-    path.write_bytes(bytes(1024))
-    assert "no images" in refusal(f"wds:{path}")
-    write_tar(path.with_suffix(".gz"), PAIR).rename(path)
-    with tarfile.open(path, "w:gz") as tar:
-        tar.add(__file__)
-    assert "compressed; expected a plain tar" in refusal(f"wds:{path}")
-    assert f"open shards as wds:{path}" in refusal(path)
-
-
 @pytest.mark.parametrize(
     ("entries", "expected"),
     [
-        ([("0.png", b"p"), ("1.png", b"p"), ("1.cls", b"a")], "sample '0': no label"),
-        ([("0.cls", b"a"), ("0.xyz", b"p")], "'0': expected one image, got 0 among cls, xyz"),
-        ([("0.png", b"p"), ("0.jpg", b"p"), ("0.cls", b"a")], "expected one image, got 2"),
+        ([("0.png", b"p"), ("1.png", b"p"), ("1.cls", b"a")], "sample '0': expected one image and"),
+        ([("0.cls", b"a"), ("0.xyz", b"p")], "label (.cls, .json or .txt), got cls, xyz"),
+        ([("0.png", b"p"), ("0.jpg", b"p"), ("0.cls", b"a")], "or .txt), got png, jpg, cls"),
         ([("0.png", b"p"), ("0.cls", b" ")], "0.cls: expected a class name or number, got ''"),
         ([("0.png", b"p"), ("0.cls", b"\xff")], "0.cls: cannot be read"),
         ([("0.png", b"p"), ("0.json", b"{")], "0.json: cannot be read"),
@@ -254,7 +103,7 @@ def test_files_that_are_no_tars(tmp_path: Path) -> None:
         ([("0.png", b"p"), ("0.json", b"[" * 99_999)], "0.json: cannot be read"),
         (
             [("0.png", b"p"), ("0.txt", b"x" * 2_000_000)],
-            "sample '0': a member has 2,000,000 bytes; expected at most 1,048,576",
+            "sample '0': a member of 2,000,000 bytes; at most 1,048,576",
         ),
     ],
 )
@@ -270,9 +119,9 @@ def test_a_shard_is_indexed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     first = open_dataset(f"wds:{path}")
     indexed: list[str] = []
 
-    def count(file: Any, where: str) -> Any:
+    def count(path: Path, where: str) -> Any:
         indexed.append(where)
-        return read(file, where)
+        return read(path, where)
 
     read = source.read_members
     monkeypatch.setattr(source, "read_members", count)
@@ -295,15 +144,6 @@ def test_a_shard_that_changes_while_in_use_is_named(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(vitkit.ImageError, match=r"train\.tar/0: missing"):
         split.read(0)
-
-
-def test_a_cache_that_cannot_be_written_only_costs_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "file" / "below"))
-    dataset = open_dataset(f"wds:{write_tar(tmp_path / 'train.tar', PAIR)}")
-    np.testing.assert_array_equal(dataset.splits["train"].labels, [0, 1])
 
 
 @pytest.fixture
@@ -351,14 +191,23 @@ def test_remote_shards_are_downloaded_once_and_are_the_same_data(
     assert len(remote["asked"].split()) == 4
 
 
-def test_a_download_that_is_no_shard_is_not_kept(remote: dict[str, bytes]) -> None:
+def test_a_download_that_is_no_tar_is_not_kept(remote: dict[str, bytes]) -> None:
     address = f"{remote['address'].decode()}/train-0000.tar"
     good, remote["train-0000.tar"] = remote["train-0000.tar"], b"<html>sign in</html>"
     message = refusal(address)
-    assert "set/train-0000.tar: not a tar file" in message
+    assert "set/train-0000.tar: damaged, or not an uncompressed tar" in message
     assert message.endswith("; the next run downloads it again")
     remote["train-0000.tar"] = good
     assert len(open_dataset(address).splits["train"]) == 9
+
+
+def test_a_whole_shard_with_wrong_content_is_kept(remote: dict[str, bytes], tmp_path: Path) -> None:
+    remote["wrong.tar"] = write_tar(tmp_path / "wrong.tar", PAIR[:1]).read_bytes()
+    for _ in range(2):
+        assert "expected one image and a label" in refusal(
+            f"{remote['address'].decode()}/wrong.tar"
+        )
+    assert remote["asked"].decode().split() == ["wrong.tar"]
 
 
 def test_what_cannot_be_fetched_is_named(
@@ -371,7 +220,7 @@ def test_what_cannot_be_fetched_is_named(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert "HF_HUB_OFFLINE forbids downloading it" in refusal(f"{base}/val-0000.tar")
     for address, message in {
-        "pipe:curl https://host/train-{0..9}.tar": "commands are not run",
+        "pipe:curl https://host/train-{0..9}.tar": "expected an https:// address",
         "s3://bucket/train-{0..9}.tar": "expected an https:// address",
         "http://host/train-{0..9}.tar": "expected an https:// address",
         "file:///etc/train-{0..9}.tar": "expected an https:// address",

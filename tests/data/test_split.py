@@ -39,7 +39,7 @@ def test_the_defaults_are_those_of_images_in_memory() -> None:
     split = Generated(np.zeros(3, int))
     decoded = split.decode(2)
     assert (decoded.pixels == 2).all()
-    assert decoded[1:] == ((4, 4), None, frozenset())
+    assert decoded[1:] == ((4, 4), None)
     assert split.cache_keys().tolist() == [0, 0, 0]
     assert split.original() is split
     assert split.folder() is None

@@ -35,7 +35,7 @@ def straight(tmp_path_factory) -> str:
 
 
 def test_a_run_whose_loader_is_killed_goes_on_with_the_same_bits(straight, tmp_path):
-    message = r"was killed by signal 9.*; resume with: vitkit train --resume .*run$"
+    message = r"exit code -9.*; resume with: vitkit train --resume .*run$"
     with pytest.raises(LoaderError, match=message):
         train(tmp_path / "run", killing(), **ASKED)
     assert [path.name for path in (tmp_path / "run" / "state").iterdir()] != []

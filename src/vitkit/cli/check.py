@@ -44,8 +44,8 @@ def check_command(
     """Check every image before you train on it.
 
     Errors (exit code 2): images that cannot be decoded; training refuses them. Warnings: images
-    in two splits, exactly or nearly, or under two classes; classes without images, or with one;
-    blank images. Notes: repeated images, rare classes, odd sizes and modes. Unchanged files
+    in two splits, exactly or nearly, or under two classes; classes without images; blank
+    images. Notes: repeated images, rare classes, odd sizes. Unchanged files
     are not decoded again.
 
     Two images are nearly the same if their grey thumbnails of 16 x 16 correlate by 0.997 or more.

@@ -210,9 +210,7 @@ def _open_object(
     given = find_object(data)
     if given is None:
         return None
-    classes = checkpoint.classes
-    if given.is_numbered and not given.class_names <= {*classes}:
-        given = replace(given, classes=classes)
+    given = given.with_classes(checkpoint.classes)
     dataset = given.open(ignore_extra_classes=ignore_extra_classes)
     if trained_on == dataset.fingerprint:
         return dataset

@@ -181,7 +181,7 @@ def _find_files(name: str, warnings: list[str], datasets: Sequence[str]) -> Imag
         warnings += (f"{escape(path)}: {warning}" for warning in listing.warnings())
         if not listing.images:
             raise DataError(f"{escape(path)}: no images in this folder; {_EXPECTED}")
-        return files_group([os.path.join(path, *parts) for parts in listing.paths()], path)
+        return files_group([os.path.join(path, *parts) for parts in listing.images], path)
     if os.path.exists(path):
         if path.suffix.lower() in _HINTS:
             hint = _HINTS[path.suffix.lower()].format(escape(name))
@@ -259,7 +259,7 @@ def _match_files(pattern: str) -> list[str]:
     if ANY_FOLDERS not in parts:
         found = {name for name in glob.glob(pattern) if name.lower().endswith(IMAGE_ENDINGS)}
         for folder in filter(os.path.isdir, glob.glob(pattern)):
-            for path in list_folder(Path(folder), follow_links=True).paths():
+            for path in list_folder(Path(folder), follow_links=True).images:
                 found.add(os.path.join(folder, *path))
         return sorted(name for name in found if not os.path.isdir(name))
     at = parts.index(ANY_FOLDERS)
@@ -268,7 +268,7 @@ def _match_files(pattern: str) -> list[str]:
     # folders before the stars may have wildcards, too
     for folder in filter(os.path.isdir, glob.glob(str(start)) if at else ["."]):
         # the listing follows links and ends where they lead in circles, which `glob` does not
-        for path in list_folder(Path(folder), follow_links=True).paths():
+        for path in list_folder(Path(folder), follow_links=True).images:
             if _matches(path, rest):
                 found.add(os.path.join(folder, *path) if at else os.path.join(*path))
     return sorted(found)

@@ -15,7 +15,7 @@ from vitkit.data.augmentation.pipeline import BatchTransform
 from vitkit.data.checks.check import Report, drop_or_refuse_unreadable
 from vitkit.data.checks.check import with_corrections as relabel
 from vitkit.data.datasets.dataset import Dataset
-from vitkit.data.datasets.pixel_cache import cached, show_progress
+from vitkit.data.datasets.pixel_cache import cached
 from vitkit.data.datasets.split import LabelChanges, Split, read_label_changes
 from vitkit.data.datasets.splitting import POOL_FRACTIONS, with_validation
 from vitkit.data.loading.crop_flip import Augmentation
@@ -424,7 +424,7 @@ def _checked(
     """Cut the validation split where there is none, correct labels, and check every image."""
     if settings.cache is not None:
         folder = None if settings.cache == "auto" else settings.cache
-        dataset = cached(dataset, folder, progress=None if settings.quiet else show_progress)
+        dataset = cached(dataset, folder)
     has_val = "val" in dataset.splits
     if settings.val_fraction > 0:
         # before the check, which then also finds copies across this cut

@@ -274,21 +274,16 @@ def _key(key: Sequence[int] | None) -> tuple[int, int, int, int]:
     if key is None:
         return int(torch.randint(2**63 - 1, ())), 0, 0, 0
     try:
-        numbers = [*map(int, key)]
-        is_whole = all(number == given for number, given in zip(numbers, key, strict=True))
+        # Without a view it is the first one, as in a run without repeated augmentation.
+        seed, epoch, index, view = [*map(int, key), 0][: max(4, len(key))]
+        is_key = [seed, epoch, index, view][: len(key)] == [*key] and min(seed, epoch, view) >= 0
     except (TypeError, ValueError, OverflowError):  # int(infinity) overflows
-        numbers, is_whole = [], False
-    if not is_whole or len(numbers) not in (3, 4) or min(numbers) < 0:
+        is_key = False
+    if not is_key or max(epoch, view) >= LARGEST_KEY or not 0 <= index < LARGEST_INDEX:
         raise SettingError(
             f"key {key!r}: expected (seed, epoch, index) or (seed, epoch, index, view), whole "
-            "numbers from 0"
+            f"numbers from 0, epoch and view below {LARGEST_KEY:,}, index below {LARGEST_INDEX:,}"
         )
-    # Without a view it is the first one, as in a run without repeated augmentation.
-    seed, epoch, index, view = [*numbers, 0][:4]
-    if max(epoch, view) >= LARGEST_KEY:
-        raise SettingError(f"key {key!r}: epoch and view must be below {LARGEST_KEY:,}")
-    if index >= LARGEST_INDEX:
-        raise SettingError(f"key {key!r}: the index must be below {LARGEST_INDEX:,}")
     return seed, epoch, index, view
 
 

@@ -389,58 +389,45 @@ def policy(text: str) -> Policy:
 
 EXAMPLES = ("rand-m9-mstd0.5-inc1", "trivial", "3")
 EXAMPLE_NAMES = ("rand", "trivial", "3")
-GRAMMAR: dict[str, tuple[float, float, float, bool]] = {
-    "m": (10.0, 0.0, 30.0, False),
-    "n": (2.0, 1.0, 15.0, True),
-    "p": (0.5, 0.0, 1.0, False),
-    "mstd": (0.0, 0.0, math.inf, False),
-    "mmax": (10.0, 1.0, 30.0, True),
-    "inc": (0.0, 0.0, 1.0, True),
+GRAMMAR: dict[str, tuple[float, float, float]] = {
+    "m": (10.0, 0.0, 30.0),
+    "n": (2.0, 1.0, 15.0),
+    "p": (0.5, 0.0, 1.0),
+    "mstd": (0.0, 0.0, math.inf),
+    "mmax": (10.0, 1.0, 30.0),
+    "inc": (0.0, 0.0, 1.0),
 }
-"""The parts of RandAugment's name: default, smallest, largest, True for whole numbers."""
-PART_NAMES = {
-    "m": "the strength m",
-    "n": "the number of operations n",
-    "p": "the probability p",
-    "mstd": "the deviation of the strength mstd",
-    "mmax": "the highest strength mmax",
-    "inc": "the switch inc",
-}
-"""Words for the parts in messages."""
+"""The parts of RandAugment's name: default, smallest, largest."""
+WHOLE = ("n", "mmax", "inc")
+"""Parts that are whole numbers."""
 
 
 def _randaugment(text: str, parts: list[str]) -> Policy:
     given: dict[str, float] = {}
-    for key, (default, _, _, _) in GRAMMAR.items():
+    for key, (default, _, _) in GRAMMAR.items():
         given[key] = default
+    problem = ""
     for part in parts:
         match = re.fullmatch(r"([a-z]+)(\d+(?:\.\d+)?)", part)
         key = match.group(1) if match else part
         if match is None or key not in GRAMMAR:
-            raise SettingError(
-                f"--aa {text!r}: {part!r} is not part of a policy{did_you_mean(key, GRAMMAR)}; "
-                "expected a form such as rand-m9-n2-p0.5-mstd0.5-inc1"
-            )
-        _, low, high, whole = GRAMMAR[key]
-        number = float(match.group(2))
-        given[key] = number
-        if not low <= number <= high or (whole and number % 1):
-            kind = "a whole number " if whole else ""
-            raise SettingError(
-                f"--aa {text!r}: {PART_NAMES[key]} must be {kind}from {low:g} to {high:g}, got "
-                f"{number:g}"
-            )
-    if given["m"] > given["mmax"]:
-        raise SettingError(
-            f"--aa {text!r}: m{given['m']:g} is above the highest magnitude {given['mmax']:g}; "
-            f"lower it, or add -mmax{math.ceil(given['m'])}"
-        )
+            near = did_you_mean(key, GRAMMAR)
+            problem = f"{part!r} is not part of a policy{near}; expected rand-m9-mstd0.5-inc1"
+            break
+        _, low, high = GRAMMAR[key]
+        given[key] = float(match.group(2))
+        if not low <= given[key] <= high or (key in WHOLE and given[key] % 1):
+            kind = "a whole number " if key in WHOLE else ""
+            problem = f"{key} must be {kind}from {low:g} to {high:g}, got {given[key]:g}"
+            break
     # Increasing operations reach their strongest value at level 10, so none is above it.
-    if given["mmax"] > 10 and given["inc"]:
-        raise SettingError(
-            f"--aa {text!r}: with inc1 the highest magnitude is 10; lower mmax{given['mmax']:g}, "
-            "or leave out inc1"
-        )
+    if given["inc"] and given["mmax"] > 10:
+        problem = problem or "with inc1 the highest strength is 10; lower mmax, or leave out inc1"
+    elif given["m"] > given["mmax"]:
+        most = math.ceil(given["m"])
+        problem = problem or f"m{given['m']:g} is above the highest strength; add -mmax{most}"
+    if problem:
+        raise SettingError(f"--aa {text!r}: {problem}")
     table = RANDAUGMENT_INCREASING if given["inc"] else RANDAUGMENT
     levels = partial(_normal_levels, given["m"], given["mstd"], given["mmax"])
     return Policy(table, levels, layers=int(given["n"]), chance=given["p"])

@@ -21,7 +21,7 @@ import numpy as np
 from vitkit.data.checks.findings import Finding, findings
 from vitkit.data.checks.scan import SCAN_ROW, Problem, ScanResult, scan_split
 from vitkit.data.datasets.dataset import Dataset
-from vitkit.data.datasets.split import LabelChange, LabelChanges, Split, read_label_changes
+from vitkit.data.datasets.split import LabelChanges, Split, read_label_changes
 from vitkit.data.datasets.splitting import first_copies
 from vitkit.data.sources.open import DataSource, open_dataset
 from vitkit.errors import DataError
@@ -175,18 +175,14 @@ def drop_or_refuse_unreadable(
     report = _report(dataset, checked, _scan(dataset, checked, workers))
     if not report.refused:
         return dataset, report
-    if problems_policy == "refuse":
-        raise DataError(_refusal(dataset, report))
     splits = dict(dataset.splits)
     copies = dataset.first_copies
     for name, problems in report.problems.items():
         bad = [problem.index for problem in problems]
         good = np.setdiff1d(np.arange(len(splits[name])), bad)
         # A split without images would only fail later, with a message that names no file.
-        if len(good) == 0:
-            raise DataError(
-                f"{dataset.name}: no image of {name} can be decoded; {_list_problems(problems)}"
-            )
+        if problems_policy == "refuse" or len(good) == 0:
+            raise DataError(_refusal(dataset, report))
         splits[name] = splits[name].subset(good)
         if name == "train" and copies is not None:
             # Only which images are copies of each other counts, so any bytes will do as digests.
@@ -245,16 +241,12 @@ def _refusal(dataset: Dataset, report: Report) -> str:
     problems = [*itertools.chain(*report.problems.values())]
     reasons = Counter(problem.reason for problem in problems)
     by_reason = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
+    shown = "; ".join(f"{p.name}: {p.reason}: {p.detail}" for p in problems[:PROBLEMS_SHOWN])
     return (
         f"{dataset.name}: {len(problems):,} of {report.total:,} images cannot be decoded "
-        f"({by_reason}): {_list_problems(problems)}; remove them or pass --bad-images skip"
+        f"({by_reason}), such as {shown}; remove them or pass --bad-images skip, which needs "
+        "other images in each split"
     )
-
-
-def _list_problems(problems: list[Problem]) -> str:
-    shown = "; ".join(f"{p.name}: {p.reason}: {p.detail}" for p in problems[:PROBLEMS_SHOWN])
-    more = len(problems) - PROBLEMS_SHOWN
-    return f"{shown}; and {more:,} more" if more > 0 else shown
 
 
 # Relabelling of a dataset: single images get other classes, and the files stay as they are.
@@ -271,31 +263,29 @@ def with_corrections(dataset: Dataset, changes: LabelChanges) -> Dataset:
             `Split.name` does.
 
     Raises:
-        DataError: an image or a class that the dataset does not have, an image that has another
-            class than the list says, or that is listed under both its names with two new classes;
-            the message names the first one and counts the others.
+        DataError: an image or a class that the dataset does not have, or an image that has another
+            class than the list says; the message names the first one and counts the others.
     """
     labels = {name: split.labels.copy() for name, split in dataset.splits.items()}
     places = _places(dataset, {change.path for change in changes.changes})
-    known = quote_list(dataset.classes)
-    first: dict[tuple[str, int], LabelChange] = {}
     problems = []
     for change in changes.changes:
-        problem = ""
+        image, found = escape(change.path), places.get(change.path, [])
+        now = {dataset.classes[dataset.splits[name].labels[index]] for name, index in found}
         if change.new not in dataset.classes:
             near = did_you_mean(change.new, dataset.classes)
+            known = quote_list(dataset.classes)
             problem = f"no class {escape(change.new)!r}{near}; {dataset.name} has {known}"
-        elif change.path not in places:
-            example = _example(dataset)
-            problem = f"{dataset.name} has no image {escape(change.path)!r}{example}"
-        # a CSV may list an image more than once
-        for name, index in [] if problem else places[change.path]:
-            earlier = first.setdefault((name, index), change)
-            now = dataset.classes[dataset.splits[name].labels[index]]
-            problem = problem or _contradiction(change, earlier, now, dataset.name)
-            labels[name][index] = dataset.classes.index(change.new)
-        if problem:
-            problems.append(f"line {change.line}: {problem}")
+        elif not found:
+            example = next(iter(dataset.splits.values())).path(0)
+            problem = f"{dataset.name} has no image {image!r}; its images are named like {example}"
+        elif change.old and not now <= {change.old, change.new}:
+            problem = f"{image!r} is {quote_list(now)} in {dataset.name}, not {change.old!r}"
+        else:
+            for name, index in found:  # a CSV may list an image more than once
+                labels[name][index] = dataset.classes.index(change.new)
+            continue
+        problems.append(f"line {change.line}: {problem}")
     if problems:
         more = f" (and {len(problems) - 1:,} more lines)" if problems[1:] else ""
         raise DataError(f"--relabel {changes.name}, {problems[0]}{more}")
@@ -316,36 +306,12 @@ def with_corrections(dataset: Dataset, changes: LabelChanges) -> Dataset:
     )
 
 
-def _contradiction(change: LabelChange, earlier: LabelChange, now: str, where: str) -> str:
-    """Return what is wrong with a change of an image of the class `now`; maybe ""."""
-    image = repr(escape(change.path))
-    if earlier.new != change.new:
-        return (
-            f"{image} is the image of line {earlier.line}, {earlier.new!r} there and "
-            f"{change.new!r} here; keep one of the lines"
-        )
-    if now not in (change.new, change.old or now):
-        return f"{image} is {now!r} in {where}, not {change.old!r}"
-    return ""
-
-
 def _places(dataset: Dataset, wanted: set[str]) -> dict[str, list[tuple[str, int]]]:
     """Return the split and the index of each image of a list that the dataset has."""
     places: dict[str, list[tuple[str, int]]] = {}
-    # names as in predictions.csv are accepted, too
-    for is_path in (True, False):
-        rest = wanted - {*places}
-        for name, split in dataset.splits.items() if rest else ():
-            for index in range(len(split)):
-                image = split.path(index) if is_path else split.name(index)
-                if image in rest:
-                    places.setdefault(image, []).append((name, index))
+    for name, split in dataset.splits.items():
+        for index in range(len(split)):
+            # names as in predictions.csv are accepted, too
+            for image in {split.path(index), split.name(index)} & wanted:
+                places.setdefault(image, []).append((name, index))
     return places
-
-
-def _example(dataset: Dataset) -> str:
-    """Show how the images of a dataset are named in a list."""
-    for split in dataset.splits.values():
-        if len(split):
-            return f"; its images are named like {split.path(0)!r}"
-    return ""

@@ -12,7 +12,6 @@ from jaxtyping import Bool, Int64
 
 from vitkit.data.checks.scan import (
     LEAST_CORRELATION,
-    TRAITS,
     ScanResult,
     near_copies,
     same_pixels,
@@ -33,17 +32,14 @@ FINDING_KINDS: dict[str, Severity] = {
     "two labels": "warning",
     "near two labels": "warning",
     "empty class": "warning",
-    "single image": "warning",
     "missing class": "warning",
     "class names": "warning",
-    "class shift": "warning",
     "layout": "warning",
     "blank": "warning",
     "rare class": "note",
     "duplicate": "note",
     "near duplicate": "note",
     "size": "note",
-    "mode": "note",
 }
 """All kinds of findings, in the order of a report."""
 
@@ -119,24 +115,8 @@ class ScannedImages:
         return np.concatenate(parts)
 
 
-LONG = 10.0
-"""Ratio of the sides above which an image is long."""
-SMALL = 32
-"""Pixels of a short side, below which an image shows little, if others show more."""
 FAR = 16.0
 """Ratio of an image's area to the median area, or the reverse, that is suspicious."""
-LARGE = 20_000_000
-"""Pixels whose decoding takes longer than a training step."""
-
-ABOUT_TRAITS = {
-    "CMYK": "stored as CMYK; converted to RGB",
-    "16 bits": "with more than 8 bits per sample; reduced to 8",
-    "1 bit": "in black and white only",
-    "alpha": "with transparency; placed on white",
-    "frames": "with several frames; the first is read",
-    "turned": "rotated or mirrored by their EXIF orientation; turned upright",
-    "blank": "of one colour only",
-}
 
 
 def findings(
@@ -161,7 +141,7 @@ def findings(
         _missing_classes(classes, images),
         (_new_finding("class names", message, (), 1) for message in doubtful_names(classes)),
         (_new_finding("layout", message, (), 1) for message in warnings),
-        _traits(images),
+        _marked("blank", "of one colour only", images, images.column("blank")),
         _sizes(images),
     )
     # The kinds are listed from errors to remarks.
@@ -177,35 +157,12 @@ def _unreadable(scans: Mapping[str, ScanResult]) -> Iterator[Finding]:
             yield _new_finding("unreadable", message, names, len(scan.problems), split)
 
 
-def _traits(images: ScannedImages) -> Iterator[Finding]:
-    # Every trait is one bit of an image's row, see `scan.TRAITS`.
-    traits = images.column("traits")
-    for bit, trait in enumerate(TRAITS):
-        marked = (traits >> bit & 1).astype(bool)
-        kind = "blank" if trait == "blank" else "mode"
-        yield from _marked(kind, ABOUT_TRAITS[trait], images, marked)
-
-
 def _sizes(images: ScannedImages) -> Iterator[Finding]:
-    height = images.column("height")
-    width = images.column("width")
-    if not len(height):
-        return
-    short = np.minimum(height, width)
-    long = np.maximum(height, width)
-    area = height * width.astype(np.int64)
-    usual = float(np.median(area))
-    # In a dataset of small images, small ones are not reported.
-    is_small = (short < SMALL) & (short < float(np.median(short)) / 2)
-    is_long = long > LONG * short
-    # Small and long images are reported once, not again for their area.
-    is_far = ~is_small & ~is_long & ((area > FAR * usual) | (area * FAR < usual))
+    area = images.column("height") * images.column("width").astype(np.int64)
+    usual = float(np.median(area)) if len(area) else 0.0
+    is_far = (area > FAR * usual) | (area * FAR < usual)
     about = f"far from the usual size of about {usual**0.5:.0f} x {usual**0.5:.0f} pixels"
-    yield from _marked("size", f"smaller than {SMALL} pixels on a side", images, is_small)
-    yield from _marked("size", f"with one side over {LONG:g} times the other", images, is_long)
     yield from _marked("size", about, images, is_far)
-    text = f"of more than {LARGE / 1e6:.0f} million pixels, slow to decode; resize the files once"
-    yield from _marked("size", text, images, area > LARGE)
 
 
 def _marked(
@@ -217,82 +174,29 @@ def _marked(
         yield _new_finding(kind, f"{plural(count, 'image')} {text}", names, count)
 
 
-# Findings about classes: empty and rare ones, doubtful names, proportions that differ.
-
 RARE = 0.1
 """A class is rare below this part of the median class."""
-SHIFT = 0.2
-"""Part of a split that would need another class to have the proportions of train."""
-SHIFTS_SHOWN = 3
-DEVIATIONS = 5
-"""Standard deviations above its mean from which a chi-squared is beyond chance."""
 
 
 def _missing_classes(classes: Sequence[str], images: ScannedImages) -> Iterator[Finding]:
-    """Find classes without an image, in train those with few, and other proportions elsewhere."""
-    sizes = []
-    for number in range(len(images.names)):
-        sizes.append(np.bincount(images.labels[images.split == number], minlength=len(classes)))
-    for split, of_split in zip(images.names, sizes, strict=True):
-        counts = dict(zip(classes, of_split.tolist(), strict=True))
-        is_first = split == images.names[0]
-        # a class that train lacks is reported once, for train
-        expected = [name for name, size in zip(classes, sizes[0], strict=True) if size or is_first]
+    """Find classes without an image, and in train those with few."""
+    expected = [*classes]
+    for number, split in enumerate(images.names):
+        sizes = np.bincount(images.labels[images.split == number], minlength=len(classes))
+        counts = dict(zip(classes, sizes.tolist(), strict=True))
         empty = [counts[name] for name in expected].count(0)
         for message in notes_on_classes(split, expected, counts):
-            kind = "empty class" if is_first else "missing class"
+            kind = "missing class" if number else "empty class"
             yield _new_finding(kind, message, (), empty, split)
-        if is_first:
-            yield from _small_classes(split, counts)
-        elif of_split.any() and sizes[0].any():
-            here, there = of_split / of_split.sum(), sizes[0] / sizes[0].sum()
-            # Every image that moves from one class to another counts twice: hence the half.
-            moved = float(np.abs(here - there).sum()) / 2
-            if moved >= SHIFT and _is_beyond_chance(of_split, sizes[0]):
-                most = np.argsort(-np.abs(here - there), kind="stable")[:SHIFTS_SHOWN]
-                shown = ", ".join(f"{classes[c]!r} {here[c]:.0%} ({there[c]:.0%})" for c in most)
-                message = (
-                    f"the classes of {split} have other proportions than in {images.names[0]}: "
-                    f"{shown}"
-                )
-                count = round(moved * int(of_split.sum()))
-                yield _new_finding("class shift", message, (), count, split)
-
-
-def _small_classes(split: str, counts: Mapping[str, int]) -> Iterator[Finding]:
-    filled = [count for count in counts.values() if count > 0]
-    median = float(np.median(filled)) if filled else 0.0
-    single = [name for name, count in counts.items() if count == 1]
-    rare = [name for name, count in counts.items() if 1 < count < RARE * median]
-    if single:
-        message = f"{split} has only one image of {_of_classes(single)}"
-        yield _new_finding("single image", message, (), len(single), split)
-    if rare:
-        message = (
-            f"{split} has few images of {_of_classes(rare)}; the other classes have {median:,.0f}"
-        )
-        yield _new_finding("rare class", message, (), len(rare), split)
-
-
-def _is_beyond_chance(one: Int64[np.ndarray, " K"], other: Int64[np.ndarray, " K"]) -> bool:
-    """Return True if two class counts differ significantly (chi-squared test).
-
-    Pearson's chi-squared is then more than five standard deviations above its mean.
-    """
-    total = one + other
-    present = total > 0
-    # A table of two rows and K columns has K - 1 degrees of freedom, its mean; the variance is
-    # twice as much.
-    chi_squared = 0.0
-    for counts in (one, other):
-        expected = counts.sum() * total[present] / total.sum()
-        chi_squared += float(((counts[present] - expected) ** 2 / expected).sum())
-    freedom = int(present.sum()) - 1
-    return chi_squared > freedom + DEVIATIONS * (2 * freedom) ** 0.5
-
-
-def _of_classes(names: Sequence[str]) -> str:
-    return f"{'class' if len(names) == 1 else 'classes'} {quote_list(names)}"
+        if number or not sizes.any():
+            continue
+        # a class that train lacks is reported once, for train
+        expected = [name for name in classes if counts[name]]
+        median = float(np.median(sizes[sizes > 0]))
+        rare = [name for name in expected if counts[name] < max(RARE * median, 2)]
+        if rare:
+            message = f"{split} has few images of {quote_list(rare)}; the median is {median:,.0f}"
+            yield _new_finding("rare class", message, (), len(rare), split)
 
 
 # Copies: the same or nearly the same images in two splits, under two classes, or in one split.

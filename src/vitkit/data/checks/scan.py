@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,6 @@ from PIL import Image
 
 from vitkit.data.datasets.split import Split
 from vitkit.data.datasets.splitting import edges_of_runs
-from vitkit.data.images.integrity import FILE_PROPERTIES
 from vitkit.errors import ImageError, ImageReason, SettingError
 from vitkit.io.caches import FileCache
 from vitkit.process import available_cores
@@ -29,18 +28,16 @@ THUMBNAIL_SIDE = 16
 """Height and width in pixels of the grey thumbnails that near duplicates are found by."""
 SAMPLED_SIDE = 512
 """Of larger images the thumbnail averages every n-th pixel, so many along the short side."""
-TRAITS = (*FILE_PROPERTIES, "blank")
-"""Meaning of the bits of a row's `traits`, lowest first; blank: all pixels are the same."""
 SCAN_ROW = np.dtype(
     [
         ("height", np.uint32),
         ("width", np.uint32),
-        ("traits", np.uint16),
+        ("blank", np.bool_),
         ("pixels", np.uint64, (2,)),
         ("thumbnail", np.uint8, (THUMBNAIL_SIDE, THUMBNAIL_SIDE)),
     ]
 )
-"""Result of one image: its upright size, its traits, a hash of its decoded pixels, a thumbnail."""
+"""Result of one image: its upright size, if all pixels are the same, their hash, a thumbnail."""
 
 SCAN_GROUP = 32
 """Images that a thread takes at once; handing over one small image costs as much as it does."""
@@ -126,34 +123,15 @@ def scan_split(
     return ScanResult(rows, problems, recalled)
 
 
-def summarise(
-    pixels: UInt8[np.ndarray, "H W C"], properties: Iterable[str] = ()
-) -> tuple[object, ...]:
-    """Return the row of `SCAN_ROW` for decoded pixels.
-
-    Args:
-        pixels: (H, W, 3) RGB or (H, W, 1) grey, uint8.
-        properties: properties of `FILE_PROPERTIES`, those of the image's file.
-    """
+def summarise(pixels: UInt8[np.ndarray, "H W C"]) -> tuple[object, ...]:
+    """Return the row of `SCAN_ROW` for decoded pixels, (H, W, 3) RGB or (H, W, 1) grey, uint8."""
     height, width, _ = pixels.shape
-    traits = {*properties}
     # Row by row: most images differ in the first row, so the rest is not compared.
-    if all((row == pixels[0, 0]).all() for row in pixels):
-        traits.add("blank")
-    bits = 0
-    for bit, trait in enumerate(TRAITS):
-        if trait in traits:
-            bits |= 1 << bit
+    is_blank = all((row == pixels[0, 0]).all() for row in pixels)
     # The shape belongs to the hash: 2 x 3 and 3 x 2 pixels may have the same bytes.
     digest = hashlib.blake2b(repr(pixels.shape).encode(), digest_size=16)
     digest.update(np.ascontiguousarray(pixels).data)
-    return (
-        height,
-        width,
-        bits,
-        np.frombuffer(digest.digest(), np.uint64),
-        _thumbnail(pixels),
-    )
+    return height, width, is_blank, np.frombuffer(digest.digest(), np.uint64), _thumbnail(pixels)
 
 
 def _thumbnail(pixels: UInt8[np.ndarray, "H W C"]) -> UInt8[np.ndarray, "h w"]:
@@ -172,8 +150,7 @@ def _scan_group(split: Split, indices: Int64[np.ndarray, " M"]) -> list[tuple[in
     results: list[tuple[int, RowOrProblem]] = []
     for index in map(int, indices):
         try:
-            decoded = split.decode(index)
-            result: RowOrProblem = summarise(decoded.pixels, decoded.properties)
+            result: RowOrProblem = summarise(split.read(index))
         except ImageError as error:
             result = Problem(index, split.name(index), error.reason, error.detail)
         results.append((index, result))

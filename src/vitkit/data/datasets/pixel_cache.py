@@ -1,53 +1,46 @@
 """Decoded images on disk, so that each is decoded once for all runs.
 
-A cache holds exactly the pixels that `Split.read` gives, uint8, one image after another in one file
-that is mapped into memory: with a cache and without one, a run sees the same bytes. It belongs to
+A cache holds exactly the pixels that `Split.read` gives, uint8, one image after another in one
+file: with a cache and without one, a run sees the same bytes. It belongs to
 the content of the dataset (its fingerprint), the version of our decoder and Pillow's. An image
 that cannot be decoded, or whose bytes in the cache are damaged, is read from its file again.
 
     DIR/<key>/pixels.bin    the pixels
-    DIR/<key>/index.npz     each image's first byte, its height, width and channels, the
-                            properties of its file that decoding changed, and a checksum
+    DIR/<key>/index.npz     each image's first byte, its height, width and channels, a checksum
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import mmap
+import math
 import os
 import shutil
 import stat
-import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import PIL
 from filelock import FileLock
-from jaxtyping import Bool, Int, Int64, UInt8, UInt16, UInt32, UInt64
+from jaxtyping import Bool, Int, Int64, UInt8, UInt32, UInt64
 
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.split import Split
 from vitkit.data.images.decode import ChooseFactor, Decoded
-from vitkit.data.images.integrity import FILE_PROPERTIES, FileProperty
 from vitkit.errors import ImageError
 from vitkit.io.caches import FileCache, cache_folder, caching, file_keys, is_whole
-from vitkit.messages import escape
+from vitkit.messages import escape, progress_bar
 from vitkit.process import available_cores
 
 DECODER = 1
 """Version of vitkit's decoder: increase it whenever `images.decode` gives different pixels."""
 IMAGES_AT_ONCE = 256
 """Images that wait in memory to be written."""
-HEADROOM = 64 << 20
-"""Bytes of the disk that a cache leaves free."""
-
-CacheProgress = Callable[[int, int, int], None]
-"""Called with images done, images in all, bytes written."""
 
 
 def cached(
@@ -55,7 +48,6 @@ def cached(
     folder: str | os.PathLike[str] | None = None,
     *,
     workers: int = 0,
-    progress: CacheProgress | None = None,
 ) -> Dataset:
     """Return the dataset with its images read from a pixel cache, which is built if missing.
 
@@ -65,7 +57,6 @@ def cached(
         dataset: splits in memory stay as they are.
         folder: the folder of all caches; default `pixels` in the user's cache folder.
         workers: threads that decode; 0 means one for each core. Memory stays flat.
-        progress: called after every block of images.
 
     Returns:
         The same dataset, its splits `CachedSplit`s, with a note; where the cache cannot be
@@ -79,7 +70,7 @@ def cached(
         base = Path(os.path.expanduser(folder))
     path = base / _key(dataset)
     try:
-        pixels = _open_or_build(path, stored, workers or available_cores(), progress)
+        pixels = _open_or_build(path, stored, workers or available_cores())
     except OSError as error:
         why = f"{escape(base)}: {error.strerror or error}"
         return _with_note(dataset, f"cache: cannot be used, the run continues without it ({why})")
@@ -97,7 +88,7 @@ def cached(
 
 @dataclass(frozen=True, eq=False)
 class PixelFile:
-    """The images of a cache; the file is mapped once in every process."""
+    """The images of a cache."""
 
     path: Path
     size: int
@@ -106,32 +97,18 @@ class PixelFile:
     """Each image's first byte (N,)."""
     shapes: Int64[np.ndarray, "N 3"]
     """Each image's height, width and channels (N, 3); 0 where it could not be decoded."""
-    properties: UInt16[np.ndarray, " N"]
-    """Bits (N,): the `FILE_PROPERTIES` of each image's file, the first one lowest."""
     checksums: UInt32[np.ndarray, " N"]
     """The CRC-32 of each image's bytes (N,)."""
-    _mapped: list[mmap.mmap] = field(default_factory=list, repr=False)
 
     def __getitem__(self, number: int) -> UInt8[np.ndarray, "H W C"] | None:
-        """Return one image, read-only; None where it could not be decoded, or is damaged."""
+        """Return one image; None where it could not be decoded, or is damaged."""
         shape = tuple(self.shapes[number].tolist())
         if 0 in shape:
             return None
-        # At the first read of each process: a spawned worker cannot inherit a mapping.
-        if not self._mapped:
-            with self.path.open("rb") as file:
-                self._mapped.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        count = shape[0] * shape[1] * shape[2]
+        # Opened for each image: it takes microseconds, and no file is shared between processes.
         start = int(self.starts[number])
-        pixels = np.frombuffer(self._mapped[0], np.uint8, count, start)
-        if zlib.crc32(pixels.data) != self.checksums[number]:
-            return None
-        return pixels.reshape(shape)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        # A mapping cannot be pickled; another process maps the file itself.
-        facts = (self.starts, self.shapes, self.properties, self.checksums)
-        return (PixelFile, (self.path, self.size, *facts))
+        pixels = np.fromfile(self.path, np.uint8, math.prod(shape), offset=start)
+        return pixels.reshape(shape) if zlib.crc32(pixels.data) == self.checksums[number] else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,35 +151,20 @@ class CachedSplit(Split):
 
     def decode(self, index: int, reduction: ChooseFactor | None = None) -> Decoded:
         # A run with a cache sees the bytes of one without: a smaller image is decoded again.
-        number = int(self.numbers[index])
-        image = self.pixels[number]
+        image = self.pixels[int(self.numbers[index])]
         if image is None:
             return self.split.decode(index, reduction)
         size = (image.shape[0], image.shape[1])
         factor = reduction and reduction(size)
         if factor is not None and factor > 1:
             return self.split.decode(index, reduction)
-        return Decoded(image, size, factor, _properties_of(int(self.pixels.properties[number])))
+        return Decoded(image, size, factor)
 
     def subset(self, indices: Int[np.ndarray, " M"]) -> CachedSplit:
         return CachedSplit(self.split.subset(indices), self.pixels, self.numbers[indices])
 
     def relabelled(self, labels: Int64[np.ndarray, " N"]) -> CachedSplit:
         return CachedSplit(self.split.relabelled(labels), self.pixels, self.numbers)
-
-
-def show_progress(done: int, total: int, size: int) -> None:
-    """Rewrite a progress line on stderr; nothing if stderr is not a terminal.
-
-    Args:
-        done: images done.
-        total: images in all.
-        size: bytes written.
-    """
-    if sys.stderr.isatty():
-        end = "\n" if done == total else ""
-        sys.stderr.write(f"\rcache: {done:,} of {total:,} images, {size / 1e9:.2f} GB{end}")
-        sys.stderr.flush()
 
 
 def _key(dataset: Dataset) -> str:
@@ -213,9 +175,7 @@ def _key(dataset: Dataset) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _open_or_build(
-    path: Path, splits: dict[str, Split], threads: int, progress: CacheProgress | None
-) -> PixelFile | None:
+def _open_or_build(path: Path, splits: dict[str, Split], threads: int) -> PixelFile | None:
     pixels = _open(path)
     if pixels is not None:
         return pixels
@@ -225,7 +185,7 @@ def _open_or_build(
         if pixels is None:
             shutil.rmtree(path, ignore_errors=True)  # by a killed process
             with caching(path, unhashed=["pixels.bin"]) as unfinished:
-                _write(unfinished, splits, threads, progress)
+                _write(unfinished, splits, threads)
             pixels = _open(path)
     return pixels
 
@@ -236,72 +196,46 @@ def _open(path: Path) -> PixelFile | None:
     if not is_whole(index):
         return None
     with np.load(index) as stored:
-        columns = [stored[name] for name in ("starts", "shapes", "properties", "checksums")]
+        columns = [stored[name] for name in ("starts", "shapes", "checksums")]
     size = (path / "pixels.bin").stat().st_size
-    # A cache without any pixels has one byte: an empty file cannot be mapped.
-    if size != max(int(columns[1].prod(axis=1).sum()), 1):
+    if size < columns[1].prod(axis=1).sum():
         return None
     return PixelFile(path / "pixels.bin", size, *columns)
 
 
-def _write(
-    folder: Path, splits: dict[str, Split], threads: int, progress: CacheProgress | None
-) -> None:
+def _write(folder: Path, splits: dict[str, Split], threads: int) -> None:
     total = sum(map(len, splits.values()))
     shapes: list[tuple[int, ...]] = []
-    properties: list[int] = []
     checksums: list[int] = []
-    with (folder / "pixels.bin").open("wb") as file, ThreadPoolExecutor(threads) as pool:
-        for block in _blocks(splits):
-            for image, bits in pool.map(_decoded, block):
-                shapes.append(image.shape)
-                properties.append(bits)
-                content = np.ascontiguousarray(image).data
-                checksums.append(zlib.crc32(content))
-                file.write(content)
-            if progress is not None:
-                progress(len(shapes), total, file.tell())
-            # A full disk stops everything else on the machine, so a cache stops before.
-            if shutil.disk_usage(folder).free < HEADROOM:
-                raise OSError(
-                    f"{HEADROOM >> 20} MiB are left on the disk after {len(shapes):,} of "
-                    f"{total:,} images"
-                )
-        if file.tell() == 0:
-            file.write(b"\0")  # an empty file cannot be mapped
+    with (
+        (folder / "pixels.bin").open("wb") as file,
+        ThreadPoolExecutor(threads) as pool,
+        progress_bar(total, "caching pixels") as advance,
+    ):
+        for split in splits.values():
+            for start in range(0, len(split), IMAGES_AT_ONCE):
+                block = range(start, min(start + IMAGES_AT_ONCE, len(split)))
+                for image in pool.map(partial(_pixels, split), block):
+                    shapes.append(image.shape)
+                    content = np.ascontiguousarray(image).data
+                    checksums.append(zlib.crc32(content))
+                    file.write(content)
+                advance(len(block))
     sides = np.array(shapes, np.int64).reshape(-1, 3)
     np.savez(
         folder / "index.npz",
         starts=np.concatenate([[0], np.cumsum(sides.prod(axis=1))])[:-1].astype(np.int64),
         shapes=sides,
-        properties=np.array(properties, np.uint16),
         checksums=np.array(checksums, np.uint32),
     )
 
 
-def _blocks(splits: dict[str, Split]) -> Iterator[list[tuple[Split, int]]]:
-    for split in splits.values():
-        for start in range(0, len(split), IMAGES_AT_ONCE):
-            yield [
-                (split, index) for index in range(start, min(start + IMAGES_AT_ONCE, len(split)))
-            ]
-
-
-def _decoded(image: tuple[Split, int]) -> tuple[UInt8[np.ndarray, "H W C"], int]:
-    """Return pixels and the bits of their properties; no pixels where an image is unreadable."""
-    split, index = image
+def _pixels(split: Split, index: int) -> UInt8[np.ndarray, "H W C"]:
+    """Return the pixels of an image; none where it is unreadable."""
     try:
-        decoded = split.decode(index)
+        return split.read(index)
     except ImageError:
-        return np.zeros((0, 0, 3), np.uint8), 0
-    bits = 0
-    for name in decoded.properties:
-        bits |= 1 << FILE_PROPERTIES.index(name)
-    return decoded.pixels, bits
-
-
-def _properties_of(bits: int) -> frozenset[FileProperty]:
-    return frozenset(name for number, name in enumerate(FILE_PROPERTIES) if bits >> number & 1)
+        return np.zeros((0, 0, 3), np.uint8)
 
 
 def _with_note(dataset: Dataset, note: str) -> Dataset:

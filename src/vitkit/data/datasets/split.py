@@ -8,7 +8,7 @@ import io
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from jaxtyping import Int, Int64, UInt8, UInt64
 
 from vitkit.data.images.decode import ChooseFactor, Decoded
 from vitkit.errors import DataError
-from vitkit.messages import csv_encoding, csv_separator, escape, nearest_parent
+from vitkit.messages import escape, nearest_parent
 
 
 class Split(ABC):
@@ -55,7 +55,7 @@ class Split(ABC):
         """
 
     def decode(self, index: int, reduction: ChooseFactor | None = None) -> Decoded:
-        """Return one image as `read` does, with its size and the properties of its file.
+        """Return one image as `read` does, with its full size.
 
         The default reads it whole.
 
@@ -67,7 +67,7 @@ class Split(ABC):
             ImageError: it cannot be read or decoded.
         """
         pixels = self.read(index)
-        return Decoded(pixels, (pixels.shape[0], pixels.shape[1]), None, frozenset())
+        return Decoded(pixels, (pixels.shape[0], pixels.shape[1]), None)
 
     @abstractmethod
     def subset(self, indices: Int[np.ndarray, " M"]) -> Split:
@@ -103,8 +103,9 @@ class Split(ABC):
 
 RELABEL_HEADER = ("path", "old_class", "new_class")
 """Columns of a list: the image as `Split.path` names it, its class now, and its right class."""
-LARGEST_CELL = 2**20
-"""Characters of a name at most, instead of the 131,072 of the module `csv`."""
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+"""First bytes of a file in UTF-16, such as Excel's "Unicode text"."""
+SEPARATORS = ",;\t"
 
 
 @dataclass(frozen=True)
@@ -165,59 +166,51 @@ def read_label_changes(path: str | os.PathLike[str]) -> LabelChanges:
             another one.
     """
     file = Path(os.path.expanduser(path))
-    where = escape(path)
-    try:
-        content = file.read_bytes()  # as text, line breaks within a cell would be changed
-        text = content.decode(csv_encoding(content))
-    except FileNotFoundError:
-        raise DataError(f"--relabel {where}: no such file; {nearest_parent(file)}") from None
-    except UnicodeDecodeError:
-        raise DataError(f"--relabel {where}: expected a CSV file in UTF-8 or UTF-16") from None
-    except OSError as error:
-        raise DataError(f"--relabel {where} cannot be read: {error.strerror}") from None
-    # The limit is the module's, for the whole process: it is restored below.
-    before = csv.field_size_limit(LARGEST_CELL)
-    try:
-        separator = csv_separator(text.partition("\n")[0])
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-        header = next(reader, [])
-        # Of a cell over several lines, the number of the last one.
-        rows = [(reader.line_num, row) for row in reader if any(map(str.strip, row))]
-    except csv.Error as error:
-        raise DataError(f"--relabel {where} is not a CSV file: {error}") from None
-    finally:
-        csv.field_size_limit(before)
-    return LabelChanges(file.name, _changes(where, header, rows))
-
-
-def _changes(
-    where: str, header: Sequence[str], rows: Sequence[tuple[int, list[str]]]
-) -> tuple[LabelChange, ...]:
-    """Return the changes of the rows, each with its line."""
-    names = [name.strip().casefold() for name in header]
-    missing = [name for name in ("path", "new_class") if name not in names]
-    if missing:
-        raise DataError(
-            f"--relabel {where}: no column {missing[0]!r}; expected the first line "
-            f"{','.join(RELABEL_HEADER)}, got {escape(','.join(header))[:100]!r}"
-        )
+    where = f"--relabel {escape(path)}"
+    names: list[str] = []
     changes: dict[str, LabelChange] = {}
-    for line, row in rows:
-        cells = dict(zip(names, row, strict=False))
-        change = LabelChange(
-            cells.get("path", ""), cells.get("old_class", ""), cells.get("new_class", ""), line
-        )
-        if not change.path or not change.new:
-            raise DataError(
-                f"--relabel {where}, line {line}: expected a path and a new class, got "
-                f"{escape(','.join(row))!r}"
-            )
+    for line, row in csv_rows(file, where):
+        if not names:
+            names = [name.strip().casefold() for name in row]
+            continue
+        cells = dict.fromkeys(RELABEL_HEADER, "") | dict(zip(names, row, strict=False))
+        change = LabelChange(cells["path"], cells["old_class"], cells["new_class"], line)
         first = changes.setdefault(change.path, change)
-        if first.new != change.new:
+        if not change.path or not change.new or first.new != change.new:
             raise DataError(
-                f"--relabel {where}: {escape(change.path)!r} is {first.new!r} in line {first.line} "
-                f"and {change.new!r} in line {line}; keep one of the lines"
+                f"{where}, line {line}: expected a path and a new class in the columns "
+                f"{','.join(RELABEL_HEADER)}, and one class for a path, got "
+                f"{escape(','.join(row))!r} (line {first.line}: {escape(first.new)!r})"
             )
     if not changes:
-        raise DataError(f"--relabel {where} lists no image; leave it out")
-    return tuple(changes.values())
+        raise DataError(f"{where} lists no image; leave it out")
+    return LabelChanges(file.name, tuple(changes.values()))
+
+
+def csv_rows(path: Path, where: str) -> Iterator[tuple[int, list[str]]]:
+    """Generate the last line and the cells of each row of a CSV file, its header first.
+
+    In UTF-8, or UTF-16 with its mark; separated by what the header has most of: commas, semicolons
+    or tabs. Empty rows are left out.
+
+    Raises:
+        DataError: not such a file.
+    """
+    line = 0
+    try:
+        with path.open("rb") as raw:
+            # "utf-8-sig" reads files with and without the byte order mark that Excel writes
+            encoding = "utf-16" if raw.read(2) in UTF_16 else "utf-8-sig"
+        with path.open(encoding=encoding, newline="") as file:
+            separator = max(SEPARATORS, key=file.readline().count)
+            file.seek(0)
+            reader = csv.reader(file, delimiter=separator, strict=True)
+            for row in reader:
+                line = reader.line_num
+                if any(map(str.strip, row)):
+                    yield line, row
+    except (OSError, UnicodeError, csv.Error) as error:
+        problem = f"not a CSV file in UTF-8 or UTF-16 from line {line + 1} on: {error}"
+        if isinstance(error, OSError):
+            problem = f"cannot be read: {str(error.strerror).lower()}; {nearest_parent(path)}"
+        raise DataError(f"{where}: {problem}") from None

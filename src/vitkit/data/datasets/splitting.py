@@ -12,7 +12,6 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Int64, Shaped, UInt64
@@ -24,8 +23,6 @@ from vitkit.messages import plural, quote_list
 from vitkit.randomness import hash64
 
 POOL_FRACTIONS: dict[str, float] = {"train": 0.7, "val": 0.1, "test": 0.2}
-Cut: TypeAlias = Mapping[str, Int64[np.ndarray, " _"]]
-"""Split -> the indices of its images in a pool."""
 
 
 def stratified_split(
@@ -74,40 +71,6 @@ def stratified_split(
         parts.append(np.sort(order[selected]))
         order = order[~selected]
     return [np.sort(order), *reversed(parts)]
-
-
-def pool_cut(
-    labels: Int64[np.ndarray, " N"], digests: Iterable[bytes], fingerprint: str
-) -> tuple[Cut, str]:
-    """Cut one pool of images 70/10/20, stratified, seed 0, by the images' own SHA-256.
-
-    Args:
-        labels: class numbers (N,).
-        digests: their SHA-256; another order of the images gives the same cut.
-        fingerprint: that of the pool.
-
-    Returns:
-        The indices of "train", "val" and "test", in which copies are together; and the
-        fingerprint of the dataset that is cut so.
-    """
-    # 64 bits are enough: two of a billion images have the same with a chance of 3 %.
-    keys = np.frombuffer(b"".join(digest[:8] for digest in digests), ">u8").astype(np.uint64)
-    shares = tuple(POOL_FRACTIONS.values())
-    cut = stratified_split(labels, shares, 0, keys)
-    separated = stratified_split(labels, shares, 0, keys, together=False)
-    return dict(zip(POOL_FRACTIONS, cut, strict=True)), _marked(fingerprint, cut, separated)
-
-
-def cut_pool(whole: Split, cut: Cut, dataset: Dataset) -> Dataset:
-    """Return a dataset with the splits of a pool, those that have images.
-
-    Args:
-        whole: all images, labelled.
-        cut: the indices of each split in it.
-        dataset: everything but its splits.
-    """
-    splits = {name: whole.subset(part) for name, part in cut.items() if len(part)}
-    return dataclasses.replace(dataset, splits=splits, cut=True)
 
 
 def _marked(
@@ -324,16 +287,14 @@ def refuse_look_alikes(names: Iterable[str], where: str) -> None:
     """
     seen: dict[str, str] = {}
     for name in sorted(set(names)):  # sorted, so that the message is always the same
-        if not _is_unicode(name):
-            raise DataError(f"{where}: class name {name!r} is not valid UTF-8; rename it")
         # Case folding may undo a normal form, so the name is normalised before and after.
         folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
-        if folded in seen:
+        other = seen.setdefault(folded, name)
+        if other != name or not name.encode(errors="ignore").decode() == name:
             raise DataError(
-                f"{where}: class names {seen[folded]!a} and {name!a} differ only in "
-                f"case or Unicode form; merge or rename them"
+                f"{where}: class names {other!a} and {name!a} differ only in case or Unicode form, "
+                "or are no valid UTF-8; merge or rename them"
             )
-        seen[folded] = name
 
 
 def doubtful_names(names: Iterable[str]) -> list[str]:
@@ -343,49 +304,18 @@ def doubtful_names(names: Iterable[str]) -> list[str]:
     zeros, with letters of other widths as usual ones.
     """
     alike: dict[str, list[str]] = {}
-    missing = []
+    lines = []
     for name in names:
         alike.setdefault(_plain(name), []).append(name)
         if name.casefold() in _MISSING:
-            missing.append(name)
-    lines = []
+            lines.append(f"class {name!r} looks like a missing label; correct the labels")
     for group in alike.values():
         if len(group) > 1:
             lines.append(
                 f"class names {' and '.join(map(ascii, group))} look alike; merge them if they are "
                 f"one class"
             )
-    for name in missing:
-        lines.append(f"class {name!r} looks like a missing label; correct the labels")
     return lines
-
-
-def refuse_unknown_classes(
-    classes: tuple[str, ...], counts: Mapping[str, int], split: str, where: str
-) -> None:
-    """Refuse images of classes that are not in the training split.
-
-    Args:
-        classes: the class names of the training split.
-        counts: number of images that `split` has of each name.
-        split: "val" or "test", for the message.
-        where: the folder, for the message.
-
-    Raises:
-        DataError: listing the unknown classes.
-    """
-    extra = unknown_classes(classes, counts)
-    if extra:
-        raise DataError(
-            f"{where}: {split} has {plural(len(extra), 'class')} that train lacks: "
-            f"{quote_list(extra)}; rename or remove them, or pass --ignore-extra-classes"
-        )
-
-
-def unknown_classes(classes: tuple[str, ...], counts: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the names with at least one image that are not in `classes`, in natural order."""
-    present = [name for name, count in counts.items() if count]
-    return natural_order(match_classes(present, classes).unknown)
 
 
 def notes_on_classes(split: str, classes: Sequence[str], counts: Mapping[str, int]) -> list[str]:
@@ -416,21 +346,9 @@ def _natural_key(name: str) -> tuple[list[tuple[int, int, str]], str]:
 
 def _plain(name: str) -> str:
     """Return a class name in a normal form, without differences of spelling such as case."""
-    letters = []
-    for letter in unicodedata.normalize("NFKC", name).casefold():
-        is_invisible = unicodedata.category(letter) == "Cf"
-        if not is_invisible and not letter.isspace() and letter not in "-_":
-            letters.append(letter)
+    letters = re.sub(r"[^\w.]|_", "", unicodedata.normalize("NFKC", name).casefold())
     # Leading zeros are removed, except after a decimal point.
-    return re.sub(r"(?<![0-9.])0+(?=[0-9])", "", "".join(letters)) or name
-
-
-def _is_unicode(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return re.sub(r"(?<![0-9.])0+(?=[0-9])", "", letters) or name
 
 
 # Build a `Dataset` from images with class names: one list of classes for all splits.
@@ -491,13 +409,15 @@ def assemble(
     numbered: dict[str, NamedImages] = {}
     for split in counts:
         part = parts[split]
-        if not ignore_extra_classes:
-            refuse_unknown_classes(classes, counts[split], split or "the data", where)
-        else:
-            extra = unknown_classes(classes, counts[split])
-            if extra:
-                notes.append(f"{split} classes that train lacks are left out: {quote_list(extra)}")
-                part = _without_classes(part, {*extra})
+        extra = natural_order({*counts[split]} - {*classes})
+        if extra and not ignore_extra_classes:
+            raise DataError(
+                f"{where}: {split or 'the data'} has {plural(len(extra), 'class')} that train "
+                f"lacks: {quote_list(extra)}; rename or remove them, or pass --ignore-extra-classes"
+            )
+        if extra:
+            notes.append(f"{split} classes that train lacks are left out: {quote_list(extra)}")
+            part = _without_classes(part, {*extra})
         if not len(part.names):
             notes.append(f"{split} has no images and is left out")
             continue
@@ -512,33 +432,34 @@ def _dataset(
     # The fingerprint is of the images as they were opened, before any cut.
     marks = {split: (part.images.labels, part.digests) for split, part in parts.items()}
     mark = dataset_fingerprint(classes, marks)
-    if POOL in parts:
-        images = parts[POOL].images
-        cut, mark = pool_cut(images.labels, parts[POOL].digests, mark)
-        sizes = ", ".join(f"{len(indices):,} {split}" for split, indices in cut.items())
-        notes.append(f"no splits: divided 70/10/20 by class and image hash, seed 0: {sizes}")
-        return cut_pool(images, cut, Dataset(name, classes, {}, mark, tuple(notes)))
-    # Training comes first, whatever the order of the source.
-    splits = {split: parts[split].images for split in POOL_FRACTIONS if split in parts}
-    copies = first_copies(parts["train"].digests) if "train" in parts else None
-    return Dataset(name, classes, splits, mark, tuple(notes), first_copies=copies)
+    if POOL not in parts:
+        # Training comes first, whatever the order of the source.
+        splits = {split: parts[split].images for split in POOL_FRACTIONS if split in parts}
+        copies = first_copies(parts["train"].digests) if "train" in parts else None
+        return Dataset(name, classes, splits, mark, tuple(notes), first_copies=copies)
+    # Cut 70/10/20, stratified, seed 0, by the images' own SHA-256: their order does not matter.
+    whole = parts[POOL].images
+    # 64 bits are enough: two of a billion images have the same with a chance of 3 %.
+    first_bits = b"".join(digest[:8] for digest in parts[POOL].digests)
+    keys = np.frombuffer(first_bits, ">u8").astype(np.uint64)
+    shares = tuple(POOL_FRACTIONS.values())
+    cut = stratified_split(whole.labels, shares, 0, keys)
+    mark = _marked(mark, cut, stratified_split(whole.labels, shares, 0, keys, together=False))
+    by_name = dict(zip(POOL_FRACTIONS, cut, strict=True))
+    sizes = ", ".join(f"{len(indices):,} {split}" for split, indices in by_name.items())
+    notes.append(f"no splits: divided 70/10/20 by class and image hash, seed 0: {sizes}")
+    splits = {split: whole.subset(indices) for split, indices in by_name.items() if len(indices)}
+    return Dataset(name, classes, splits, mark, tuple(notes), cut=True)
 
 
 def _numbered(part: NamedImages, classes: Sequence[str]) -> NamedImages:
-    # Each name is matched once, not once for every image.
-    names = natural_order({*part.names})
-    number = dict(zip(names, match_classes(names, classes).indices, strict=True))
+    number = {name: index for index, name in enumerate(classes)}
     labels = np.array([number[name] for name in part.names], np.int64)
     return NamedImages(part.images.relabelled(labels), part.names, part.digests)
 
 
 def _without_classes(part: NamedImages, extra: set[str]) -> NamedImages:
-    indices: list[int] = []
-    names: list[str] = []
-    digests: list[bytes] = []
-    for index, (name, digest) in enumerate(zip(part.names, part.digests, strict=True)):
-        if name not in extra:
-            indices.append(index)
-            names.append(name)
-            digests.append(digest)
-    return NamedImages(part.images.subset(np.array(indices, np.int64)), names, digests)
+    kept = [index for index, name in enumerate(part.names) if name not in extra]
+    images = part.images.subset(np.array(kept, np.int64))
+    names = [*map(part.names.__getitem__, kept)]
+    return NamedImages(images, names, [*map(part.digests.__getitem__, kept)])

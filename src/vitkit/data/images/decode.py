@@ -6,14 +6,15 @@ pixels and refuse the same files. An image is decoded whole or not at all.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import io
+import math
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,6 @@ from vitkit.data.images.integrity import (
     HEAD_SIZE,
     IMAGE_FORMATS,
     PILLOW_ERRORS,
-    FileProperty,
     PillowKeptQuiet,
     Stream,
     check_jpeg_scans,
@@ -35,7 +35,7 @@ from vitkit.data.images.integrity import (
     describe,
     identify,
 )
-from vitkit.errors import ImageError
+from vitkit.errors import ImageError, ImageReason
 from vitkit.messages import escape
 
 # The pixels of a decoded image of any mode as (H, W, 3) uint8 RGB.
@@ -46,8 +46,6 @@ BACKGROUND = "white"
 """The colour that shows through transparent pixels."""
 BITS, PHOTOMETRIC, WHITE_IS_ZERO = 258, 262, 0
 """Tags of a TIFF (TIFF 6.0, Sec. 8), and a value of the second."""
-CONVERTED_AT_ONCE = 1 << 22
-"""Pixels; a conversion holds several copies of the pixels that it converts."""
 
 
 def scale_key_colour(image: ImageFile.ImageFile) -> None:
@@ -61,24 +59,6 @@ def scale_key_colour(image: ImageFile.ImageFile) -> None:
             image.info["transparency"] = key * (85 if raw_mode == "L;2" else 17)
     elif raw_mode == "RGB;16B" and isinstance(key, tuple):
         image.info["transparency"] = tuple(value >> 8 for value in key)
-
-
-def array_as_rgb(image: np.ndarray, name: str) -> RGBPixels:
-    """Return an array (H, W), (H, W, 1) or (H, W, 3) as (H, W, 3), contiguous.
-
-    Raises:
-        ImageError: "mode" for another shape or another type than uint8.
-    """
-    pixels = image[:, :, None] if image.ndim == 2 else image
-    is_image = image.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] in (1, 3)
-    if not is_image or min(pixels.shape) < 1:
-        raise ImageError(
-            name,
-            "mode",
-            "expected an array (H, W), (H, W, 1) or (H, W, 3) uint8, "
-            f"got {image.shape} {image.dtype}",
-        )
-    return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
 
 
 def rgb_pixels(image: Image.Image, name: str) -> RGBPixels:
@@ -96,15 +76,7 @@ def rgb_pixels(image: Image.Image, name: str) -> RGBPixels:
     if image.mode in ("I", "F"):
         kind = "float" if image.mode == "F" else "32-bit"
         raise ImageError(name, "mode", f"expected 8 or 16 bits per sample, got {kind} pixels")
-    pixels = np.empty((image.height, image.width, 3), np.uint8)
-    # In strips: a conversion of the whole image would take several times its memory.
-    rows = max(1, CONVERTED_AT_ONCE // image.width)
-    for top in range(0, image.height, rows):
-        bottom = min(top + rows, image.height)
-        is_whole = bottom - top == image.height
-        strip = image if is_whole else image.crop((0, top, image.width, bottom))
-        pixels[top:bottom] = np.asarray(_to_rgb(strip))
-    return pixels
+    return np.array(_to_rgb(image))
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -150,10 +122,6 @@ def _cmyk_to_rgb(image: Image.Image) -> Image.Image:
 ChooseFactor = Callable[[tuple[int, int]], int]
 """Called with the full size (H, W) of an upright image; returns 1, 2, 4 or 8, the factor by which
 it may be decoded smaller."""
-READABLE_MODES = "grey, RGB, RGBA, CMYK or palette of 8 or 16 bits"
-WEBP_SHARE = 2
-"""A WebP may have this part of the pixels of others: Pillow decodes it with two more canvases and a
-copy in RGBA."""
 READ_AT_ONCE = 64 << 20
 """Bytes of a file that is read into memory before it is decoded; Pillow would read it in pieces."""
 MAX_PIXELS = 50_000_000
@@ -168,16 +136,11 @@ class Decoded(NamedTuple):
             are ceil(H / factor) and ceil(W / factor).
         size: the full size (H, W).
         factor: what `reduction` returned; None where it was not called.
-        properties: of `FILE_PROPERTIES` those that decoding changed: "CMYK" inks turned to colours;
-            "16 bits" a sample (or 12) cut to 8; "1 bit" a pixel; an "alpha" channel or transparent
-            colour laid on white; several "frames", of which the first is read; "turned" upright by
-            EXIF.
     """
 
     pixels: RGBPixels
     size: tuple[int, int]
     factor: int | None
-    properties: frozenset[FileProperty]
 
 
 def decode(
@@ -197,9 +160,9 @@ def decode(
     Args:
         source: the file's bytes, or its path.
         name: the image's name for messages; the path where absent.
-        max_pixels: largest width x height, read from the header before any pixel is decoded; of
-            a WebP half as many. A tile of a TIFF may have no more, either. Pillow's own limit,
-            about 179 million, holds besides.
+        max_pixels: largest width x height, read from the header before any pixel is decoded. A
+            tile of a TIFF may have no more, either. Pillow's own limit, about 179 million, holds
+            besides.
         max_aspect: largest ratio of the longer to the shorter side.
 
     Returns:
@@ -241,6 +204,8 @@ def decode_file(
             head = handle.read(HEAD_SIZE)
             size = handle.seek(0, os.SEEK_END)
             handle.seek(0)
+            if not size:
+                raise ImageError(name, "empty", "expected an image, got 0 bytes")
             format = identify(head)
             # Pillow gets files of the six formats only.
             if format is None:
@@ -259,16 +224,12 @@ def decode_file(
 def _open_image_file(source: bytes | str | os.PathLike[str], name: str) -> Stream:
     """Open the bytes as a stream. A path is opened only when it is a file: a FIFO would hang."""
     if isinstance(source, bytes):
-        if not source:
-            raise ImageError(name, "empty", "expected an image, got 0 bytes")
         return io.BytesIO(source)
     try:
         status = os.stat(source)
         if not stat.S_ISREG(status.st_mode):
-            found = "a folder" if stat.S_ISDIR(status.st_mode) else "a device or a pipe"
-            raise ImageError(name, "not a file", f"expected a file, found {found}")
-        if status.st_size == 0:
-            raise ImageError(name, "empty", "expected an image, got a file of 0 bytes")
+            detail = "expected a file, found a folder, a device or a pipe"
+            raise ImageError(name, "not a file", detail)
         if status.st_size > READ_AT_ONCE:
             return Path(source).open("rb")
         return io.BytesIO(Path(source).read_bytes())
@@ -276,7 +237,7 @@ def _open_image_file(source: bytes | str | os.PathLike[str], name: str) -> Strea
         raise ImageError(name, "missing", "no such file") from None
     # A path with a zero byte, or one too long, is a ValueError or an OSError.
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
+        reason = getattr(error, "strerror", None) or error
         raise ImageError(name, "missing", f"cannot be opened: {reason}") from error
 
 
@@ -285,7 +246,10 @@ def _refusal(format: str | None, name: str, error: BaseException) -> ImageError:
     if "truncat" in str(error).lower():
         return ImageError(name, "truncated", f"the {format} file ends too early")
     if format == "TIFF" and isinstance(error, UnidentifiedImageError):
-        detail = f"a TIFF that ends too early, or whose pixels are not {READABLE_MODES}"
+        detail = (
+            "a TIFF that ends too early, or whose pixels are not grey, RGB, RGBA, CMYK or palette "
+            "of 8 or 16 bits"
+        )
         return ImageError(name, "mode", detail)
     detail = f"{format or 'a file'} that cannot be read: {_one_line(error)}"
     return ImageError(name, "damaged", detail)
@@ -306,8 +270,13 @@ def as_rgb(image: Image.Image | np.ndarray, name: str = "image") -> RGBPixels:
     """
     name = escape(name)
     if isinstance(image, np.ndarray):
-        return array_as_rgb(image, name)
-    _refuse_no_pixels(image.size, name)
+        pixels = image[:, :, None] if image.ndim == 2 else image
+        is_image = image.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] in (1, 3)
+        if not is_image or not image.size:
+            expected = "expected an array (H, W), (H, W, 1) or (H, W, 3) uint8"
+            raise ImageError(name, "mode", f"{expected}, got {image.shape} {image.dtype}")
+        return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
+    _check_limits(image.size, name)
     try:
         with PillowKeptQuiet():
             if isinstance(image, ImageFile.ImageFile) and image.format == "PNG":
@@ -330,19 +299,15 @@ def _decode(
     # First: Pillow would go through all the markers of the header, however many.
     frame = check_jpeg_scans(handle, name) if format == "JPEG" else 0
     with Image.open(handle, formats=IMAGE_FORMATS) as image:
-        most = max_pixels // WEBP_SHARE if format == "WEBP" else max_pixels
         # Only the header has been read so far: a huge image is refused before it takes memory.
-        _check_limits(image.size, name, most, max_aspect)
+        _check_limits(image.size, name, max_pixels, max_aspect)
         position = handle.tell()  # Pillow continues to read from here
         if format == "PNG":
             check_png(handle, name)
             scale_key_colour(image)
         if format == "TIFF":
-            check_tiff(image, name, most)
+            check_tiff(image, name, max_pixels)
         handle.seek(position)
-        stored = str([tile.args for tile in image.tile[:1]])  # cleared by load()
-        # Pillow turns a TIFF itself while it loads it, and then forgets that it did.
-        turned = format == "TIFF" and getattr(image, "tag_v2", {}).get(ORIENTATION) in UPRIGHT
         if format == "JPEG":
             pixels, size, factor = _decode_jpeg(handle, image, frame, name, reduction)
         else:
@@ -350,8 +315,7 @@ def _decode(
             pixels, size, factor = rgb_pixels(image, name), (image.height, image.width), None
         if format == "PNG":
             check_png_rows(handle, image, name)
-        properties = frozenset(_file_properties(image, stored, turned))
-        return Decoded(_turned_upright(pixels, image), size, factor, properties)
+        return Decoded(_turned_upright(pixels, image), size, factor)
 
 
 def _decode_jpeg(
@@ -376,52 +340,19 @@ def _decode_jpeg(
     return pixels, size, factor
 
 
-def _file_properties(
-    image: ImageFile.ImageFile, stored: str, turned: bool
-) -> Iterator[FileProperty]:
-    """Generate the properties of a loaded image's file.
-
-    Args:
-        image: the image.
-        stored: the layout of its samples in the file.
-        turned: True if it was turned upright while it was loaded.
-    """
-    if image.mode == "CMYK":
-        yield "CMYK"
-    if ";16" in stored or image.mode.startswith("I;16"):
-        yield "16 bits"
-    if image.mode == "1":
-        yield "1 bit"
-    # A palette or a key colour may be transparent, too.
-    if image.has_transparency_data:
-        yield "alpha"
-    if turned or _exif_orientation(image) in UPRIGHT:
-        yield "turned"
-    # Where only frames after the first are damaged, counting them fails; none of them is read.
-    with contextlib.suppress(*PILLOW_ERRORS):
-        if getattr(image, "is_animated", False):
-            yield "frames"
-
-
-def _refuse_no_pixels(size: tuple[int, int], name: str) -> None:
+def _check_limits(
+    size: tuple[int, int], name: str, max_pixels: int = sys.maxsize, max_aspect: float = math.inf
+) -> None:
     width, height = size
-    if min(size) < 1:
-        raise ImageError(name, "damaged", f"expected at least 1 x 1 pixels, got {height} x {width}")
-
-
-def _check_limits(size: tuple[int, int], name: str, max_pixels: int, max_aspect: float) -> None:
-    _refuse_no_pixels(size, name)
-    width, height = size
+    reason: ImageReason = "damaged"
+    limit = "expected at least 1 x 1"
     if width * height > max_pixels:
-        raise ImageError(
-            name, "too large", f"{height} x {width} pixels; at most {max_pixels:,} are decoded"
-        )
-    if max(size) > max_aspect * min(size):
-        raise ImageError(
-            name,
-            "too long",
-            f"{height} x {width} pixels; one side may be at most {max_aspect:g} times the other",
-        )
+        reason, limit = "too large", f"at most {max_pixels:,} are decoded"
+    elif max(size) > max_aspect * min(size) > 0:
+        reason, limit = "too long", f"one side may be at most {max_aspect:g} times the other"
+    elif min(size) > 0:
+        return
+    raise ImageError(name, reason, f"{height} x {width} pixels; {limit}")
 
 
 def _one_line(error: BaseException) -> str:

@@ -12,8 +12,6 @@ real image has is refused, since it could keep the decoder busy for minutes.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import functools
 import io
 import os
 import re
@@ -21,11 +19,10 @@ import struct
 import threading
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
-from typing import Literal, get_args
+from collections.abc import Iterator
 
 import numpy as np
-from PIL import Image, ImageCms, ImageFile, _imaging
+from PIL import Image, ImageCms, ImageFile
 
 from vitkit.errors import ImageError, ImageReason
 
@@ -204,10 +201,6 @@ def check_tiff(image: ImageFile.ImageFile, name: str, max_pixels: int) -> None:
 
 # File types by their first bytes: the six image formats, and names for everything else.
 
-FileProperty = Literal["CMYK", "16 bits", "1 bit", "alpha", "frames", "turned"]
-"""A property of an image file that decoding changes."""
-FILE_PROPERTIES: tuple[FileProperty, ...] = get_args(FileProperty)
-
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 EXPECTED_TYPES = "expected JPEG, PNG, WEBP, BMP, GIF or TIFF"
 IMAGE_ENDINGS = (
@@ -314,25 +307,24 @@ PILLOW_ERRORS = (
 
 
 class PillowKeptQuiet:
-    """Context manager that silences Pillow's warnings and libtiff's error lines.
+    """Context manager that silences Pillow's warnings, and refuses images with missing pixels.
 
-    Missing pixels are an error meanwhile, also where other code has set Pillow to fill them. All
-    threads share it; it ends when the last of them leaves. `warnings.catch_warnings` would put back
-    the wrong filters where threads overlap.
+    Also where other code has set Pillow to fill those. All threads share it; it ends when the last
+    of them leaves. `warnings.catch_warnings` would put back the wrong filters where threads
+    overlap.
     """
 
     FILTER = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
     lock = threading.Lock()
     inside = 0
-    before: tuple[int | None, bool] = (None, False)
-    """libtiff's function that prints errors, and Pillow's switch, while they are replaced."""
+    fills = False
+    """Pillow's switch, while it is replaced."""
 
     def __enter__(self) -> None:
         cls = type(self)
         with cls.lock:
             if cls.inside == 0:
-                cls.before = _set_tiff_handler()(None), ImageFile.LOAD_TRUNCATED_IMAGES
-                ImageFile.LOAD_TRUNCATED_IMAGES = False
+                cls.fills, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
             cls.inside += 1
             if cls.FILTER not in warnings.filters:
                 warnings.filters.insert(0, cls.FILTER)  # type: ignore[attr-defined]
@@ -342,19 +334,6 @@ class PillowKeptQuiet:
         with cls.lock:
             cls.inside -= 1
             if cls.inside == 0:
-                handler, ImageFile.LOAD_TRUNCATED_IMAGES = cls.before
-                _set_tiff_handler()(handler)
+                ImageFile.LOAD_TRUNCATED_IMAGES = cls.fills
                 with contextlib.suppress(ValueError):
                     warnings.filters.remove(cls.FILTER)  # type: ignore[attr-defined]
-
-
-@functools.cache
-def _set_tiff_handler() -> Callable[[int | None], int | None]:
-    """Return libtiff's `TIFFSetErrorHandler`: takes the function that prints errors, returns it."""
-    try:
-        set_handler = ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler
-    except (AttributeError, OSError, TypeError):  # a Pillow without libtiff
-        return lambda handler: handler
-    set_handler.argtypes = [ctypes.c_void_p]
-    set_handler.restype = ctypes.c_void_p
-    return set_handler

@@ -40,31 +40,6 @@ def read_image(image: ImageSource, name: str = "image") -> UInt8[np.ndarray, "H 
 
 # Pixels of images that other code made: PIL images, arrays and tensors, checked by name.
 
-PATH, FILE_BYTES = "a path", "bytes of a file"
-"""Kinds of images that are encoded, and decoded whenever they are read."""
-
-
-def kind_of(image: Any) -> str:
-    """Describe the kind of an image in a few words: images of one dataset must have one kind."""
-    if isinstance(image, Image.Image):
-        return "a PIL image"
-    if isinstance(image, str | PathLike):
-        return PATH
-    if isinstance(image, bytes):
-        return FILE_BYTES
-    if not hasattr(image, "shape") or not hasattr(image, "dtype"):
-        return f"a {type(image).__name__}"
-    noun = "an array" if isinstance(image, np.ndarray) else "a tensor"
-    return f"{noun} of {str(image.dtype).removeprefix('torch.')}, {_layout(image)}"
-
-
-def _layout(image: Any) -> str:
-    # Sizes may differ from image to image; the number of axes and channels may not.
-    if len(image.shape) != 3:
-        return f"{len(image.shape)} axes"
-    channels = image.shape[-1 if isinstance(image, np.ndarray) else 0]
-    return f"{channels} channel{'' if channels == 1 else 's'}"
-
 
 def as_pixels(image: Any, name: str) -> UInt8[np.ndarray, "H W C"]:
     """Return an image as (H, W, 3) RGB or (H, W, 1) grey, uint8 [0, 255].

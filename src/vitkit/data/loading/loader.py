@@ -14,7 +14,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
-from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pickle import PicklingError
 from typing import Any
@@ -198,10 +197,6 @@ def class_counts(labels: Int64[np.ndarray, " N"], classes: Sequence[str]) -> str
     )
 
 
-NAMES_SHOWN = 3
-"""Images of a batch that a message names."""
-EXIT_GRACE = 1.0
-"""Seconds that a failing process gets to exit, so that its exit code is known."""
 SECONDS_AFTER_SIGTERM = 60
 """Seconds after which a worker process exits although its parent has not stopped it."""
 
@@ -210,13 +205,6 @@ class BatchSource(TorchDataset[Batch]):
     """Batches by number, of the images of one split."""
 
     split: Split
-
-    def contents(self, number: int) -> str:
-        """Return the name of a batch for a message."""
-        return f"batch {number}"
-
-    def _named(self, indices: Sequence[int] | Int64[np.ndarray, " B"]) -> str:
-        return ", ".join(self.split.name(int(index)) for index in indices[:NAMES_SHOWN])
 
 
 class TrainingSteps(BatchSource):
@@ -282,11 +270,6 @@ class TrainingSteps(BatchSource):
         order = self._order(step // self.steps_per_epoch)
         # after its end, the order starts again
         return order[self._positions(step) // self.repeats % len(order)]
-
-    def contents(self, number: int) -> str:
-        """Return the step and its first images in this process, for a message."""
-        mine = self.indices(number)[self.rank :: self.world_size]
-        return f"the batch of step {number} ({self._named(mine)} ...)"
 
     def _positions(self, step: int) -> Int64[np.ndarray, "B"]:
         """Return the batch's positions in its epoch, where every repetition has a position."""
@@ -389,15 +372,8 @@ class EvaluationBatches(BatchSource):
     def __len__(self) -> int:
         return (len(self._mine) + self.batch_size - 1) // self.batch_size
 
-    def contents(self, number: int) -> str:
-        """Return the number of a batch and its first images, for a message."""
-        return f"batch {number} ({self._named(self._indices(number))} ...)"
-
-    def _indices(self, number: int) -> Sequence[int]:
-        return self._mine[number * self.batch_size : (number + 1) * self.batch_size]
-
     def __getitem__(self, number: int) -> Batch:
-        indices = np.array(self._indices(number))
+        indices = np.array(self._mine[number * self.batch_size : (number + 1) * self.batch_size])
         pixels = np.stack([fit(self.split.read(int(i)), self.preprocess) for i in indices])
         return _batch(pixels, self.split, indices, epoch=-1, views=np.zeros_like(indices))
 
@@ -443,7 +419,7 @@ def batches(
                 f"the dataset cannot be sent to loader processes: {error}; define everything in it "
                 "at the top level of a module, or pass --workers 0"
             ) from error
-    generator = _hand_over(arriving, source, numbers)
+    generator = _hand_over(arriving, numbers)
     if workers:
         _OPEN.add(generator)
         atexit.unregister(_close_all)
@@ -451,7 +427,7 @@ def batches(
     return generator
 
 
-def _hand_over(arriving: Any, source: BatchSource, numbers: range) -> Generator[Batch, None, None]:
+def _hand_over(arriving: Any, numbers: range) -> Generator[Batch, None, None]:
     """Yield the batches; raise the error of an image, or of a loader process that is gone."""
     processes: Sequence[BaseProcess] = getattr(arriving, "_workers", ())
     if processes:
@@ -464,27 +440,18 @@ def _hand_over(arriving: Any, source: BatchSource, numbers: range) -> Generator[
             try:
                 item = next(arriving)
             except (RuntimeError, OSError, EOFError) as error:
-                raise _gone(processes, source.contents(number), error) from None
+                ended = [process for process in processes if not process.is_alive()]
+                if not ended:
+                    raise
+                raise LoaderError(
+                    f"loader process {ended[0].pid} ended with exit code {ended[0].exitcode}; if "
+                    f"memory ran out, pass fewer --workers; the run waited for batch {number}"
+                ) from error
             if isinstance(item, VitkitError):
                 raise item
             yield item
     finally:
         del arriving  # ends its processes; a traceback would keep them alive with this frame
-
-
-def _gone(processes: Sequence[BaseProcess], waited_for: str, error: Exception) -> Exception:
-    """Return the error for a loader process that ended; any other error as it is."""
-    ended = wait([process.sentinel for process in processes], EXIT_GRACE)
-    for process in processes:
-        if process.sentinel in ended:
-            process.join()  # its files are closed a moment before its exit code is known
-            code = process.exitcode or 0
-            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            return LoaderError(
-                f"loader process {process.pid} {how}; if memory ran out, pass fewer --workers; the "
-                f"run waited for {waited_for}"
-            )
-    return error
 
 
 def _close_all() -> None:

@@ -7,7 +7,6 @@ none of them. Their SHA-256 are those that TensorFlow Datasets and torchvision p
 from __future__ import annotations
 
 import gzip
-import io
 import math
 import os
 import struct
@@ -22,10 +21,9 @@ from jaxtyping import Int64, UInt8
 from vitkit.data.datasets.dataset import ArraySplit, Dataset, array_digests, dataset_fingerprint
 from vitkit.data.datasets.split import Split
 from vitkit.data.datasets.splitting import stratified_split
-from vitkit.data.sources.shards import fetch_data
 from vitkit.errors import DataError
 from vitkit.io.caches import cache_folder
-from vitkit.messages import nearest_parent
+from vitkit.io.download import download
 
 DIGITS_FOLDER = Path(__file__).parent / "digits"
 TEST_FRACTION = 0.2
@@ -111,7 +109,8 @@ def _downloaded(name: str, file: str, searched: Sequence[Path]) -> Path:
     digests = SHA256[name].split()
     digest = digests[IDX_STEMS.index(file.removesuffix("-ubyte.gz"))] if digests[1:] else digests[0]
     try:
-        return fetch_data(f"{ADDRESSES[name]}{file}", digest)
+        address = f"{ADDRESSES[name]}{file}"
+        return download(address, sha256=digest, rehash=False, error=DataError)
     except DataError as error:
         raise DataError(
             f"{name} not found; {error}; or pass the folder of its files as --data-root; searched "
@@ -127,16 +126,11 @@ def _dataset(
     splits: dict[str, Split] = {}
     marks = {}
     for split, (images, labels) in parts.items():
-        if images.ndim != 4 or labels.ndim != 1 or len(images) != len(labels) or not images.size:
+        fits = images.ndim == 4 and images.size and labels.shape == images.shape[:1]
+        if not fits or labels.max() >= len(classes):
             raise DataError(
-                f"{where}: expected images and labels (N,) of {split}, got {images.shape} and "
-                f"{labels.shape}"
-            )
-        wrong = np.flatnonzero(labels >= len(classes))
-        if len(wrong):
-            raise DataError(
-                f"{where}: expected labels below {len(classes)}, got {labels[wrong[0]]} for "
-                f"image {wrong[0]} of {split}"
+                f"{where}: expected images (N, H, W) and labels (N,) below {len(classes)} of "
+                f"{split}, got {images.shape[:3]} and {labels.shape} up to {labels.max(initial=0)}"
             )
         splits[split] = ArraySplit(images, labels, f"{name}/{split}")
         marks[split] = (labels, array_digests(images))
@@ -215,7 +209,7 @@ BINARY: dict[str, dict[str, tuple[str, ...]]] = {
 BINARY_FOLDER = {"cifar10": "cifar-10-batches-bin", "cifar100": "cifar-100-binary"}
 ARCHIVE = {"cifar10": "cifar-10-binary.tar.gz", "cifar100": "cifar-100-binary.tar.gz"}
 MOST_BYTES = 200_000_000
-"""Of a file in an archive; CIFAR's have at most 154 MB."""
+"""Of a file; CIFAR's have at most 154 MB."""
 
 
 def open_cifar(name: str, folders: Sequence[Path]) -> Dataset:
@@ -295,7 +289,6 @@ def _open_binary(name: str, where: Path, contents: Mapping[str, bytes]) -> Datas
 
 GZIP_MAGIC = b"\x1f\x8b"
 UINT8 = 8
-IDX_BLOCK = 1 << 20
 
 
 def read_idx(path: str | os.PathLike[str]) -> UInt8[np.ndarray, " ..."]:
@@ -307,16 +300,22 @@ def read_idx(path: str | os.PathLike[str]) -> UInt8[np.ndarray, " ..."]:
     path = Path(path)
     try:
         with path.open("rb") as raw:
-            is_gzip = raw.read(2) == GZIP_MAGIC
+            is_gzip = raw.read(len(GZIP_MAGIC)) == GZIP_MAGIC
             raw.seek(0)
-            if not is_gzip:
-                return _read(raw, path)
-            with gzip.open(raw) as stream:
-                return _read(stream, path)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; {nearest_parent(path)}") from None
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read as an IDX file: {error}") from error
+            stream = gzip.GzipFile(fileobj=raw) if is_gzip else raw
+            # The third byte is the type of the values, the fourth the number of dimensions.
+            head = stream.read(4)
+            shape = struct.unpack(f">{head[3]}I", stream.read(4 * head[3]))
+            # The file may declare more than it holds; one byte more shows if there is any.
+            content = stream.read(min(math.prod(shape), MOST_BYTES) + 1)
+            if head[:3] != bytes((0, 0, UINT8)) or not shape or len(content) != math.prod(shape):
+                raise ValueError(
+                    f"the sizes {shape} and {len(content):,} bytes after {head.hex(' ')}; expected "
+                    "00 00 08 <dimensions>, the sizes, and as many values"
+                )
+            return np.frombuffer(content, np.uint8).reshape(shape)
+    except (OSError, EOFError, ValueError, IndexError, struct.error, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read as an IDX file of uint8: {error}") from error
 
 
 def write_idx(path: str | os.PathLike[str], array: UInt8[np.ndarray, " ..."]) -> None:
@@ -327,27 +326,3 @@ def write_idx(path: str | os.PathLike[str], array: UInt8[np.ndarray, " ..."]) ->
         # No time in the header, so that files are reproducible; zlib's level 9.
         content = gzip.compress(content, compresslevel=9, mtime=0)
     Path(path).write_bytes(content)
-
-
-def _read(stream: io.BufferedReader | gzip.GzipFile, path: Path) -> UInt8[np.ndarray, " ..."]:
-    head = stream.read(4)
-    sides = stream.read(4 * head[3]) if len(head) == 4 else b""
-    # The third byte is the type of the values, the fourth the number of dimensions.
-    if len(head) < 4 or head[:3] != bytes((0, 0, UINT8)) or not head[3] or len(sides) < 4 * head[3]:
-        raise DataError(
-            f"{path}: not an IDX file of uint8: expected 00 00 08 <dimensions> and a size for "
-            f"each, got {(head + sides[:12]).hex(' ') or 'an empty file'}"
-        )
-    shape = struct.unpack(f">{head[3]}I", sides)
-    expected = math.prod(shape)
-    content = bytearray()
-    # Block by block, as the file may declare more than it holds; one byte more than declared is
-    # read, to see if there is any.
-    while len(content) <= expected and (block := stream.read(min(IDX_BLOCK, expected + 1))):
-        content += block
-    if len(content) != expected:
-        actual = "more" if len(content) > expected else f"{len(content):,}"
-        raise DataError(
-            f"{path}: declares {' x '.join(map(str, shape))} = {expected:,} values, found {actual}"
-        )
-    return np.frombuffer(content, np.uint8).reshape(shape)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from vitkit.data.datasets.dataset import SPLIT_WORDS, Store, StoredSplit
+from vitkit.data.datasets.split import Split
 from vitkit.data.datasets.splitting import POOL, is_hidden
 from vitkit.data.sources.shards import files_by_split
 from vitkit.errors import DataError, ImageError, MissingExtraError
@@ -31,7 +33,6 @@ HUB_PREFIX = "hf://"
 HUB_ADDRESS = re.compile(
     r"hf://(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<config>[\w.+-]+))?"
 )
-COMMIT = re.compile(r"[0-9a-f]{7,40}")
 PARQUET_ENDING = ".parquet"
 DATA_FOLDER = "data"
 """The folder where repositories of the Hub have their files."""
@@ -68,25 +69,9 @@ def load_hub(address: str) -> Tables:
             f"{escape(address)}: expected hf://owner/name, hf://owner/name@revision or "
             f"hf://owner/name:config"
         )
-    name, revision = match["name"], match["revision"] or ""
-    # `load_dataset` prefers a local folder to the Hub.
-    if Path(name).exists():
-        raise DataError(
-            f"{address}: the working folder has a folder {name}, which the library `datasets` "
-            "would read instead of the Hub's; start in another folder, or open that one by "
-            f"./{name}"
-        )
+    name = match["name"]
     with _errors_named(address) as datasets:
         splits = datasets.load_dataset(name, match["config"], revision=match["revision"])
-    # Without a network `datasets` takes the newest of its cache, in a folder named by its commit.
-    for part in splits.values():
-        commit = Path(part.cache_files[0]["filename"]).parent.name if part.cache_files else ""
-        known = COMMIT.fullmatch(revision) and len(commit) == 40
-        if known and not commit.startswith(revision):
-            raise DataError(
-                f"{address}: the cache has {commit} of it, and the Hub cannot be reached; check "
-                f"the network, or pass @{commit}"
-            )
     return _tables(splits, name.partition("/")[2], address)
 
 
@@ -95,19 +80,14 @@ def parquet_files(folder: Path) -> list[Path]:
 
     Empty where it cannot be listed, or has other folders: images are in those then.
     """
-    try:
-        for path in folder.iterdir():
-            # The folder also holds images: the tables are lists of them.
-            if path.is_dir() and path.name != DATA_FOLDER and not is_hidden(path.name):
-                return []
-        for parent in (folder, folder / DATA_FOLDER):
-            tables = [
-                path for path in parent.glob(f"*{PARQUET_ENDING}") if not is_hidden(path.name)
-            ]
-            if tables:
-                return sorted(filter(Path.is_file, tables))
-    except OSError:  # the folder cannot be listed: the error is raised when it is opened
-        return []
+    for parent in (folder, folder / DATA_FOLDER):
+        _, folders, files = next(os.walk(parent), ("", [], []))
+        # The folder also holds images: the tables are lists of them.
+        if parent == folder and not all(name == DATA_FOLDER or is_hidden(name) for name in folders):
+            return []
+        tables = [name for name in files if name.endswith(PARQUET_ENDING) and not is_hidden(name)]
+        if tables:
+            return [parent / name for name in sorted(tables)]
     return []
 
 
@@ -121,26 +101,13 @@ def load_parquet(path: Path) -> Tables:
         path: the file or the folder.
 
     Raises:
-        DataError, MissingExtraError: as `load_hub`; files whose columns or class names differ.
+        DataError, MissingExtraError: as `load_hub`.
     """
     files = parquet_files(path) if path.is_dir() else [path]
     where = escape(path)
     splits: dict[str, Any] = {}
-    features: dict[Any, str] = {}
     for split, indices in files_by_split([file.name for file in files], where).items():
         chosen = [str(files[index]) for index in indices]
-        for file in chosen:
-            with _errors_named(escape(file)) as datasets:
-                from pyarrow.parquet import read_schema
-
-                schema = datasets.Features.from_arrow_schema(read_schema(file))
-            first = features.setdefault(str(schema), file)
-            if len(features) > 1:
-                first = next(iter(features.values()))
-                raise DataError(
-                    f"{escape(file)}: its columns or class names differ from those of "
-                    f"{Path(first).name}"
-                )
         with _errors_named(where) as datasets:
             # as patterns, in which the names of files are literal
             splits[split] = datasets.Dataset.from_parquet([*map(glob.escape, chosen)])
@@ -150,12 +117,9 @@ def load_parquet(path: Path) -> Tables:
 
 def is_saved(folder: Path) -> bool:
     """Return True if a folder was written by `save_to_disk`."""
-    try:
-        if (folder / SPLITS).is_file():
-            return True
-        return (folder / STATE).is_file() and any(folder.glob("*.arrow"))
-    except OSError:
-        return False
+    if os.path.isfile(folder / SPLITS):
+        return True
+    return os.path.isfile(folder / STATE) and any(folder.glob("*.arrow"))
 
 
 def load_saved(folder: Path) -> Tables:
@@ -210,13 +174,13 @@ def _errors_named(where: str) -> Iterator[Any]:
         datasets.disable_progress_bars()
     try:
         yield datasets
-    except ConnectionError:
-        raise DataError(
-            f"{where}: not in the cache, and the Hub cannot be reached; check the network and "
-            "HF_HUB_OFFLINE, or pass a folder of its files, as `hf download` writes it"
-        ) from None
     except Exception as error:  # whatever `datasets` and `pyarrow` raise for what they cannot read
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if isinstance(error, ConnectionError):
+            reason = (
+                "not in the cache, and the Hub cannot be reached; check the network and "
+                "HF_HUB_OFFLINE, or pass a folder of its files, as `hf download` writes it"
+            )
         raise DataError(f"{where}: cannot be read by `datasets`: {reason}") from error
 
 
@@ -230,22 +194,17 @@ UNLABELLED = frozenset([None, -1, ""])
 """Values of rows without a label; the Hub uses -1 for unlabelled test images."""
 
 
-class Rows(NamedTuple):
-    """Images and labels of a `datasets.Dataset`."""
+class ObjectPart(NamedTuple):
+    """The images of one split, or of all, before classes have numbers."""
 
-    split: StoredSplit
-    """The images; its labels are ignored."""
+    images: Split
+    """The images; their labels are ignored."""
     labels: list[Any]
-    """Each image's label (N,), None where it has none."""
+    """Each image's class number or class name (N,), None where it has none."""
     digests: UInt8[np.ndarray, "N 32"]
     """SHA-256 of each image."""
-    classes: tuple[str, ...]
-    """The names of the class numbers; empty where the table has none."""
-
-    @property
-    def unlabelled(self) -> bool:
-        """True if there are rows, and none has a label."""
-        return bool(self.labels) and {*self.labels} == {None}
+    classes: tuple[str, ...] = ()
+    """The names of the class numbers, where they are known."""
 
 
 def is_hub_dataset(data: object) -> bool:
@@ -311,7 +270,7 @@ class RowStore(Store):
         return Index({"digests": digests})
 
 
-def read_table(data: Any, origin: str, *, is_opened: bool = False) -> Rows:
+def read_table(data: Any, origin: str, *, is_opened: bool = False) -> ObjectPart:
     """Return the images of a `datasets.Dataset`, found by its features.
 
     Args:
@@ -345,7 +304,7 @@ def read_table(data: Any, origin: str, *, is_opened: bool = False) -> Rows:
     # The labels are numbered by `assemble`, when all class names are known.
     split = StoredSplit(store, np.zeros(len(labels), np.int64), np.arange(len(labels)))
     classes = tuple(getattr(data.features[label], "names", None) or ())
-    return Rows(split, labels, index.arrays["digests"], classes)
+    return ObjectPart(split, labels, index.arrays["digests"], classes)
 
 
 def _hub_caches() -> tuple[Path, ...]:

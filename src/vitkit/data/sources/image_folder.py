@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,16 +44,13 @@ KINDS_SHOWN = 5
 
 PathParts = tuple[str, ...]
 """A path below the root, split at its separators."""
-PART_SEPARATOR = "\0"
-"""Separator of the parts of a path; no name contains it, and it sorts before all others."""
 
 
 @dataclass
 class Listing:
     """The files and folders below a root."""
 
-    images: list[str] = field(default_factory=list)
-    """Paths, joined by `PART_SEPARATOR`: as text they take a third of the memory of `PathParts`."""
+    images: list[PathParts] = field(default_factory=list)
     folders: set[PathParts] = field(default_factory=set)
     others: Counter[str] = field(default_factory=Counter)
     """Number of other files by their ending."""
@@ -62,10 +58,6 @@ class Listing:
     looping_links: int = 0
     leaving_links: list[PathParts] = field(default_factory=list)
     """Symbolic links that lead out of the root."""
-
-    def paths(self) -> Iterator[PathParts]:
-        """Iterate over the images' paths."""
-        return (tuple(image.split(PART_SEPARATOR)) for image in self.images)
 
     def warnings(self) -> tuple[str, ...]:
         """Return a line about files that may hold images but are not read, if there are any."""
@@ -98,13 +90,13 @@ class Listing:
                 names.append(folder[-1])
         return natural_order(names)
 
-    def images_by_class(self, parent: PathParts) -> dict[str, list[str]]:
+    def images_by_class(self, parent: PathParts) -> dict[str, list[PathParts]]:
         """Return class name -> its images, at any depth below `parent`/<class>."""
         depth = len(parent)
-        groups: dict[str, list[str]] = {}
-        for image, path in zip(self.images, self.paths(), strict=True):
+        groups: dict[str, list[PathParts]] = {}
+        for path in self.images:
             if len(path) > depth + 1 and path[:depth] == parent:
-                groups.setdefault(path[depth], []).append(image)
+                groups.setdefault(path[depth], []).append(path)
         return groups
 
 
@@ -150,7 +142,7 @@ def list_folder(root: Path, follow_links: bool) -> Listing:
             elif is_folder:
                 waiting.append((below, above | {here}, links + entry.is_symlink()))
             else:
-                listing.images.append(PART_SEPARATOR.join(below))
+                listing.images.append(below)
     listing.images.sort()  # the order of a file system may change
     listing.leaving_links.sort()
     return listing
@@ -170,19 +162,15 @@ def _leaves(link: str, real_root: str) -> bool:
 
 
 def refuse_run_folder(folder: Path) -> None:
-    """Raise `DataError` for the folder of a run, naming the data that it was trained on."""
+    """Raise `DataError` for the folder of a run."""
     config = folder / "config.yaml"
-    if not config.is_file() or os.path.isdir(folder / "train"):
+    has_run = any(os.path.isdir(folder / part) for part in ("weights", "state"))
+    if not config.is_file() or not has_run or os.path.isdir(folder / "train"):
         return
-    if not any(os.path.isdir(folder / part) for part in ("weights", "state")):
-        return
-    try:
-        # not parsed: a run may have a damaged config.yaml
-        data = re.search(r"^data: *(.*\S)", config.read_text(encoding="utf-8"), re.MULTILINE)
-    except (OSError, UnicodeDecodeError):
-        data = None
-    trained_on = f": this run was trained on {escape(data[1])}" if data else ""
-    raise DataError(f"{escape(folder)} is the folder of a run, not data; name the data{trained_on}")
+    raise DataError(
+        f"{escape(folder)} is the folder of a run, not data; name the data that it was trained on "
+        f"({escape(config)}: data)"
+    )
 
 
 def open_folder(
@@ -219,20 +207,14 @@ def open_folder(
     classes = natural_order(set().union(*names.values()))
     if training in (POOL, "train"):
         classes = names[training]
-        _refuse_too_few(root, parents[training], classes, images[training])
-    parts: dict[str, NamedImages] = {}
-    for split, by_class in images.items():
-        part = _part(root, by_class, classes)
-        if part.names:
-            parts[split] = part
-        else:
-            notes.append(f"{split} has no images and is left out")
-    if not parts:
-        raise DataError(f"{escape(root)}: images outside class folders; {_expected(root)}")
+    if training in (POOL, "train") or not any(images.values()):
+        _refuse_too_few(root, parents[training], images[training])
+    parts = {split: _part(root, by_class, classes) for split, by_class in images.items()}
+    notes += [f"{split} has no images and is left out" for split in parts if not images[split]]
     # Images beside the class folders, at the top or in a split's folder, have no class.
     read = {*folders.values()}
     stray = 0
-    for path in listing.paths():
+    for path in listing.images:
         stray += len(path) == 1 or (len(path) == 2 and path[0] in read)
     if stray:
         notes.append(f"{plural(stray, 'image')} outside the class folders not read")
@@ -299,34 +281,21 @@ def _warnings_on_layout(classes: Sequence[str], listing: Listing) -> Iterator[st
 
 
 def _refuse_too_few(
-    root: Path, parent: PathParts, classes: Sequence[str], by_class: Mapping[str, Sequence[str]]
+    root: Path, parent: PathParts, by_class: Mapping[str, Sequence[PathParts]]
 ) -> None:
     """Refuse fewer than two classes with images."""
-    where = escape(root.joinpath(*parent))
-    filled = [name for name in classes if by_class.get(name)]
-    if not filled:
-        raise DataError(f"{where}: images outside class folders; {_expected(root)}")
-    if len(filled) > 1:
+    if len(by_class) > 1:
         return
-    # Several folders in the only class, or one called train: probably one level too high.
-    depth = len(parent)
-    inner = set()
-    for image in by_class[filled[0]]:
-        path = image.split(PART_SEPARATOR)
-        if len(path) > depth + 2:
-            inner.add(path[depth + 1])
-    nested = len(inner) > 1 or "train" in inner
-    hint = f"; did you mean {where}/{escape(filled[0])}?" if nested else ""
+    where, base, found = escape(root.joinpath(*parent)), escape(root), "images outside them"
+    for name, images in by_class.items():
+        found = f"only one class has images, {name!r}"
+        # Several folders in the only class, or one called train: probably one level too high.
+        inner = {path[len(parent) + 1] for path in images if len(path) > len(parent) + 2}
+        if len(inner) > 1 or "train" in inner:
+            found += f"; did you mean {where}/{escape(name)}?"
     raise DataError(
-        f"{where}: only one class has images, {filled[0]!r}; expected at least two{hint}"
-    )
-
-
-def _expected(root: Path) -> str:
-    base = escape(root)
-    return (
-        f"expected {base}/train/<class>/*.jpg with val/ or test/ beside train/, "
-        f"or {base}/<class>/*.jpg"
+        f"{where}: expected class folders, {base}/train/<class>/*.jpg with val/ or test/ beside "
+        f"train/, or {base}/<class>/*.jpg; {found}"
     )
 
 
@@ -339,13 +308,15 @@ def _contents_instead(listing: Listing) -> str:
     return f"{contents}; expected files ending in {' '.join(IMAGE_ENDINGS)}"
 
 
-def _part(root: Path, by_class: Mapping[str, Sequence[str]], classes: Sequence[str]) -> NamedImages:
+def _part(
+    root: Path, by_class: Mapping[str, Sequence[PathParts]], classes: Sequence[str]
+) -> NamedImages:
     # Images are ordered by class, then as in the listing.
     paths: list[str] = []
     names: list[str] = []
     for name in dict.fromkeys([*classes, *by_class]):
         images = by_class.get(name, ())
-        paths += [os.path.join(root, image.replace(PART_SEPARATOR, os.sep)) for image in images]
+        paths += [os.path.join(root, *image) for image in images]
         names += [name] * len(images)
     # The labels are numbered by `assemble`.
     split = FileSplit(paths, np.zeros(len(paths), np.int64), root)

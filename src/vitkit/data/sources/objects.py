@@ -6,12 +6,10 @@ import hashlib
 import os
 import re
 import threading
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int, Int64, UInt8
@@ -27,24 +25,23 @@ from vitkit.data.datasets.dataset import (
 from vitkit.data.datasets.pixel_cache import file_digests
 from vitkit.data.datasets.split import Split
 from vitkit.data.datasets.splitting import POOL, NamedImages, assemble
-from vitkit.data.images.read import FILE_BYTES, PATH, as_array, as_bytes, as_pixels, kind_of
+from vitkit.data.images.read import as_array, as_bytes, as_pixels
 from vitkit.data.sources.huggingface import (
     IMAGE_NAMES,
     LABEL_NAMES,
+    ObjectPart,
     Tables,
     is_hub_dataset,
     read_table,
 )
 from vitkit.errors import DataError
-from vitkit.io.results import GIVEN, MEMORY_PREFIX, given
-from vitkit.messages import did_you_mean, escape, progress_bar
+from vitkit.io.results import GIVEN, MEMORY_PREFIX
+from vitkit.messages import did_you_mean, progress_bar
 
 ACCEPTED = (
     "a path or a name, (images, labels) as arrays, a list of (path, label) or (image, label), a "
     "map-style torch Dataset, a datasets.Dataset, or a dict of these by split"
 )
-Label: TypeAlias = int | str
-"""A class number from 0, or a class name."""
 
 
 @runtime_checkable
@@ -56,43 +53,6 @@ class MapStyle(Protocol):
 
     def __getitem__(self, index: int, /) -> Any:
         """Return the item of an index in [0, N): (image, label), or a mapping of both."""
-
-
-@dataclass(frozen=True, eq=False)
-class ObjectPart:
-    """The images of one split, or of all, before classes have numbers."""
-
-    images: Split
-    """The images; their labels are ignored."""
-    labels: Sequence[Label]
-    """Each image's class number or class name (N,)."""
-    digests: UInt8[np.ndarray, "N 32"] = field(repr=False)
-    """SHA-256 of each image."""
-    classes: tuple[str, ...] = ()
-    """The names of the class numbers, where the object has them."""
-    notes: tuple[str, ...] = ()
-    """Lines for the user."""
-
-    def named(self, classes: Sequence[str]) -> NamedImages:
-        """Return the images with their class names; without `classes` a number is its own name.
-
-        Raises:
-            DataError: a label outside of the classes.
-        """
-        known = set(classes)
-        names = []
-        for index, label in enumerate(self.labels):
-            name = str(label)
-            if known and isinstance(label, int):
-                name = classes[label] if label < len(classes) else ""
-            if known and name not in known:
-                near = "" if isinstance(label, int) else did_you_mean(label, classes)
-                raise DataError(
-                    f"{self.images.name(index)} has the label {label!r}; expected 0 to "
-                    f"{len(classes) - 1}, or one of the {len(classes)} class names{near}"
-                )
-            names.append(name)
-        return NamedImages(self.images, names, [row.tobytes() for row in self.digests])
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,17 +77,13 @@ class ObjectData:
             digest.update(part.digests.tobytes())
         return f"{MEMORY_PREFIX}{self.name}-{digest.hexdigest()[:8]}"
 
-    @property
-    def class_names(self) -> set[str]:
-        """The labels as text."""
-        return {str(label) for part in self.parts.values() for label in part.labels}
-
-    @property
-    def is_numbered(self) -> bool:
-        """True if all labels are class numbers and nothing names them."""
-        return not self.classes and all(
-            isinstance(label, int) for part in self.parts.values() for label in part.labels
-        )
+    def with_classes(self, classes: Sequence[str]) -> ObjectData:
+        """Name the class numbers by `classes`, where the data have nothing but numbers."""
+        labels = {label for part in self.parts.values() for label in part.labels}
+        is_named = self.classes or not all(isinstance(label, int) for label in labels)
+        if is_named or {*map(str, labels)} <= {*classes}:
+            return self
+        return replace(self, classes=tuple(classes))
 
     def as_split(self, split: str) -> ObjectData:
         """Return images that belong to no split as one; an object with splits as it is."""
@@ -136,7 +92,7 @@ class ObjectData:
             return self
         return replace(self, parts={split: self.parts[POOL]})
 
-    def open(self, *, ignore_extra_classes: bool = False, where: str = "") -> Dataset:
+    def open(self, ignore_extra_classes: bool = False, *, where: str = "") -> Dataset:
         """Return the dataset; images without a split are divided 70/10/20.
 
         Args:
@@ -144,70 +100,78 @@ class ObjectData:
             where: the file or address that the object was read from, for messages.
 
         Raises:
-            DataError: labels outside of the classes, or as `build.assemble`.
+            DataError: labels outside of the classes, or as `assemble`.
         """
-        notes = [*self.notes, *(note for part in self.parts.values() for note in part.notes)]
         return assemble(
             self.name,
             where or self.name,
-            {split: part.named(self.classes) for split, part in self.parts.items()},
+            {split: _named(part, self.classes) for split, part in self.parts.items()},
             classes=self.classes,
             ignore_extra_classes=ignore_extra_classes,
-            notes=notes,
+            notes=self.notes,
         )
 
 
-def read_object(
-    data: object,
-    classes: Sequence[str] = (),
-    *,
-    name: str = "",
-    is_opened: bool = False,
-) -> ObjectData:
+def _named(part: ObjectPart, classes: Sequence[str]) -> NamedImages:
+    """Return the images with their class names; without `classes` a number is its own name."""
+    known = set(classes)
+    names = []
+    for index, label in enumerate(part.labels):
+        name = str(label)
+        if known and isinstance(label, int):
+            name = classes[label] if label < len(classes) else ""
+        if known and name not in known:
+            raise DataError(
+                f"{part.images.name(index)} has the label {label!r}; expected 0 to "
+                f"{len(classes) - 1}, or one of the {len(classes)} class names"
+                f"{did_you_mean(str(label), classes)}"
+            )
+        names.append(name)
+    return NamedImages(part.images, names, [row.tobytes() for row in part.digests])
+
+
+def read_object(data: object, classes: Sequence[str] = ()) -> ObjectData:
     """Read a dataset object once: the label and the digest of every item.
 
     Args:
-        data: one of the kinds that `open_dataset` lists.
+        data: one of the kinds that `open_dataset` lists, or `Tables` that were opened from files.
         classes: names of the class numbers; those of the object itself where absent.
-        name: its name; how it was given where absent.
-        is_opened: True for rows of `datasets` that were opened from files or an address.
 
     Raises:
         DataError: an object of another kind; items that cannot be used, by index; or classes that
             are no list of different names.
     """
-    # A string is a sequence, too: its letters would be taken for class names.
-    if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
-        raise DataError(f"classes = {classes!r}: expected a list of names such as ['cat', 'dog']")
-    notes: list[str] = []
+    tables = data if isinstance(data, Tables) else None
+    by_split = _by_split(data) if tables is None else tables.splits
+    notes: list[str] = [] if tables is None else [*tables.notes]
     parts: dict[str, ObjectPart] = {}
     names: dict[str, None] = {}
-    for split, value in _by_split(data).items():
-        names[_name(value)] = None
-        origin = "/".join(filter(None, (name or _name(value), split)))
-        if not (is_opened or is_hub_dataset(value)):
+    for split, value in by_split.items():
+        name = _name(value) if tables is None else tables.name
+        names[name] = None
+        origin = f"{name}/{split}" if split else name
+        if tables is None and not is_hub_dataset(value):
             parts[split] = _part(value, origin)
             continue
-        rows = read_table(value, origin, is_opened=is_opened)
+        rows = read_table(value, origin, is_opened=tables is not None)
         # benchmarks may publish test images without labels; the other splits are complete
-        if split == "test" and isinstance(data, Mapping) and len(data) > 1 and rows.unlabelled:
+        if split == "test" and len(by_split) > 1 and {*rows.labels} == {None}:
             notes.append("test has no labels and is left out")
             continue
-        labels = [as_label(label, rows.split.name(i)) for i, label in enumerate(rows.labels)]
-        parts[split] = ObjectPart(rows.split, labels, rows.digests, rows.classes)
+        labels = [as_label(label, rows.images.name(i)) for i, label in enumerate(rows.labels)]
+        parts[split] = rows._replace(labels=labels)
     found = dict.fromkeys(part.classes for part in parts.values() if part.classes)
-    if len(found) > 1 and not classes:
-        one, other = [*found][:2]
-        raise DataError(f"the splits have other classes: {one} and {other}; expected the same")
     known = tuple(classes) or next(iter(found), ())
-    name = name or "-".join(names)
-    # images are matched by the name of their class, so two numbers would become one class
-    repeated = [known_name for known_name, count in Counter(known).items() if count > 1]
-    if repeated:
+    # images are matched by the name of their class, so two numbers would become one class; the
+    # letters of a text would be taken for names
+    is_list = not isinstance(classes, str) and all(isinstance(name, str) for name in known)
+    if not is_list or len({*known}) < len(known) or (len(found) > 1 and not classes):
+        shown = classes or " and ".join(map(str, found))
         raise DataError(
-            f"{name}: the class name {repeated[0]!r} occurs twice; give each class its own name"
+            f"classes = {shown}: expected different names, such as ['cat', 'dog'], the same in all "
+            "splits"
         )
-    return ObjectData(name, parts, known, tuple(notes))
+    return ObjectData("-".join(names), parts, known, tuple(notes))
 
 
 def _by_split(data: object) -> dict[str, Any]:
@@ -216,17 +180,11 @@ def _by_split(data: object) -> dict[str, Any]:
         return {POOL: data}
     splits: dict[str, Any] = {}
     for key, value in data.items():
-        split = SPLIT_WORDS.get(str(key).lower())
-        if split is None or split in splits:
-            problem = f"there is no split {key!r}{did_you_mean(str(key), SPLIT_WORDS)}"
-            if split:
-                problem = f"two entries of the dict are the split {split}"
-            raise DataError(f"{problem}; expected train, val or test, each once")
-        if isinstance(value, Mapping):
-            raise DataError(f"the split {key!r} is a dict; expected {ACCEPTED}")
-        splits[split] = value
-    if not splits:
-        raise DataError("the dict of splits is empty; expected train, val or test")
+        splits[SPLIT_WORDS.get(str(key).lower(), POOL)] = value
+    if POOL in splits or not 0 < len(splits) == len(data):
+        keys = [*map(str, data)]
+        near = did_you_mean(next((key for key in keys if key not in SPLIT_WORDS), ""), SPLIT_WORDS)
+        raise DataError(f"a dict of {keys}{near}; expected train, val and test, each at most once")
     return splits
 
 
@@ -260,44 +218,21 @@ def _refuse_other_kinds(data: Any) -> None:
     kind = type(data).__name__
     is_stream = hasattr(data, "__iter__") and not hasattr(data, "__getitem__")
     if hasattr(data, "batch_sampler") and hasattr(data, "dataset"):
-        problem = f"data is a {kind}; pass its dataset: {kind.lower()}.dataset"
+        cure = f"pass its dataset: {kind.lower()}.dataset"
     elif hasattr(data, "iloc"):
-        problem = f"data is a {kind}; pass pairs: list(zip(table.path, table.label))"
+        cure = "pass pairs: list(zip(table.path, table.label))"
     elif hasattr(data, "shape") and hasattr(data, "dtype"):
-        problem = f"data is one {kind} of the shape {tuple(data.shape)}; pass (images, labels)"
+        cure = f"one of the shape {tuple(data.shape)}; pass (images, labels)"
     elif is_stream or any(base.__name__ == "IterableDataset" for base in type(data).__mro__):
-        problem = (
-            f"data is a {kind}, which can only be read in one order; pass list(data) where it fits "
-            "into memory, or write its images as WebDataset shards and pass wds:SHARDS.tar"
+        cure = (
+            "it can only be read in one order; pass list(data) where it fits into memory, or write "
+            "its images as WebDataset shards and pass wds:SHARDS.tar"
         )
-    elif isinstance(data, str | bytes) or not isinstance(data, MapStyle):
-        problem = f"data is a {kind}; expected {ACCEPTED}"
+    elif isinstance(data, str | bytes | Mapping) or not isinstance(data, MapStyle):
+        cure = f"expected {ACCEPTED}"
     else:
         return
-    raise DataError(problem)
-
-
-def open_tables(tables: Tables, *, ignore_extra_classes: bool = False) -> Dataset:
-    """Open tables of images, read by `datasets` from files or from the Hub.
-
-    Raises:
-        DataError: no columns of images and labels, rows without a label, and the errors of
-            `assemble`.
-    """
-    read = read_object(tables.splits.get(POOL, tables.splits), name=tables.name, is_opened=True)
-    read = replace(read, notes=(*read.notes, *tables.notes))
-    return read.open(ignore_extra_classes=ignore_extra_classes, where=tables.where)
-
-
-@contextmanager
-def kept(data: ObjectData | Dataset) -> Iterator[str]:
-    """Keep a dataset under an address while the block runs; yields the address."""
-    if isinstance(data, Dataset):
-        address = f"{MEMORY_PREFIX}{data.name}-{data.fingerprint[:8]}"
-    else:
-        address = data.address
-    with given({address: data}):
-        yield address
+    raise DataError(f"data is a {kind}; {cure}")
 
 
 def find_object(address: str) -> ObjectData | None:
@@ -306,24 +241,7 @@ def find_object(address: str) -> ObjectData | None:
     return data if isinstance(data, ObjectData) else None
 
 
-def open_kept(address: str, *, ignore_extra_classes: bool = False) -> Dataset:
-    """Return the dataset of an address.
-
-    Raises:
-        DataError: the call did not pass it.
-    """
-    if address not in GIVEN:
-        raise DataError(
-            f"{address} stands for data that were passed from Python and are not stored; pass the "
-            "same object again: vitkit.train(data, resume=RUN), vitkit.evaluate(RUN, data)"
-        )
-    data: Dataset | ObjectData = GIVEN[address]
-    if isinstance(data, Dataset):
-        return data
-    return data.open(ignore_extra_classes=ignore_extra_classes)
-
-
-def as_label(label: Any, name: str) -> Label:
+def as_label(label: Any, name: str) -> int | str:
     """Return a label as a class number from 0 or a class name.
 
     Args:
@@ -341,9 +259,11 @@ def as_label(label: Any, name: str) -> Label:
         return str(value)
     if (isinstance(value, int) and value >= 0) or (isinstance(value, str) and value.strip()):
         return value
-    got = "no label" if value is None or value == "" else f"the label {value!r}"
+    got = f"the label {value!r:.80}"
     if len(shape):
         got = f"a label of the shape {tuple(shape)}; for probabilities or one-hot pass the argmax"
+    elif value in (None, ""):
+        got = "no label"
     raise DataError(f"{name} has {got}; expected a class number from 0 or a class name")
 
 
@@ -362,41 +282,18 @@ def _read_arrays(images: Any, labels: Any, origin: str) -> ObjectPart:
         pixels, expected = as_array(images, origin), "(N, H, W), (N, 1, H, W) or (N, 3, H, W)"
         if pixels.ndim == 4:
             pixels = np.moveaxis(pixels, 1, -1)
-    if pixels.dtype == object:
-        expected = "one size; for images of several sizes pass a list of (image, label)"
     if pixels.ndim == 3:
         pixels = pixels[..., None]
-    if pixels.ndim != 4 or pixels.shape[-1] not in (1, 3) or not pixels.size:
-        raise DataError(f"{origin}: images of the shape {tuple(images.shape)}; expected {expected}")
-    values = _as_labels(labels, origin)
-    if len(values) != len(pixels):
+    if pixels.ndim != 4 or pixels.shape[-1] not in (1, 3) or len(pixels) != len(labels):
         raise DataError(
-            f"{origin}: {len(pixels):,} images and {len(values):,} labels; expected equally many"
+            f"{origin}: images of the shape {tuple(images.shape)} and {len(labels):,} labels; "
+            f"expected {expected} and N labels; for images of several sizes pass a list of "
+            "(image, label)"
         )
-    notes: tuple[str, ...] = ()
-    if pixels.dtype != np.uint8:
-        notes = (f"{origin}: float images in [0, 1] are rounded to 8 bits",)
-        pixels = as_bytes(pixels, origin)
-    pixels = np.ascontiguousarray(pixels)
+    values = [as_label(label, f"{origin}[{index}]") for index, label in enumerate(labels)]
+    pixels = np.ascontiguousarray(as_bytes(pixels, origin))
     digests = np.frombuffer(b"".join(array_digests(pixels)), np.uint8).reshape(-1, 32)
-    split = ArraySplit(pixels, np.zeros(len(pixels), np.int64), origin)
-    return ObjectPart(split, values, digests, notes=notes)
-
-
-def _as_labels(labels: Any, origin: str) -> list[Label]:
-    """Return the labels of N images as class numbers or names."""
-    if hasattr(labels, "detach"):
-        labels = as_array(labels, origin)
-    try:
-        shape = np.shape(labels)
-    except ValueError:  # a list of lists of several lengths
-        shape = (len(labels), 0)
-    if len(shape) != 1:
-        raise DataError(
-            f"{origin}: labels of the shape {shape}; expected (N,), one class number per image; "
-            "for one-hot labels pass the argmax"
-        )
-    return [as_label(label, f"{origin}[{index}]") for index, label in enumerate(labels)]
+    return ObjectPart(ArraySplit(pixels, np.zeros(len(pixels), np.int64), origin), values, digests)
 
 
 def _is_pairs(data: object) -> bool:
@@ -412,18 +309,15 @@ def _is_pair(item: Any) -> bool:
 def _read_pairs(pairs: Sequence[Any], origin: str) -> ObjectPart:
     """Return the images of a list of (path, label); the files are read when they are needed."""
     paths: list[str] = []
-    labels: list[Label] = []
+    labels: list[int | str] = []
     for index, pair in enumerate(pairs):
         name = f"{origin}[{index}]"
         if not _is_pair(pair):
             raise DataError(f"{name} is {pair!r:.80}; expected (path, label)")
         paths.append(os.path.abspath(os.path.expanduser(pair[0])))
         labels.append(as_label(pair[1], name))
-    try:
-        # names in messages are relative to the folder that all files are in
-        root = Path(os.path.commonpath([os.path.dirname(path) for path in paths]))
-    except ValueError:  # files on several drives
-        root = Path(os.path.abspath(os.sep))
+    # names in messages are relative to the folder that all files are in
+    root = Path(os.path.commonpath([os.path.dirname(path) for path in paths]))
     split = FileSplit(paths, np.zeros(len(paths), np.int64), root)
     return ObjectPart(split, labels, np.asarray(file_digests(paths)))
 
@@ -446,17 +340,17 @@ def _image_and_label(items: MapStyle, index: int, name: str) -> tuple[Any, Any]:
     except Exception as error:  # whatever a user's own dataset raises
         raise DataError(f"{name} raised {type(error).__name__}: {error}") from error
     if isinstance(item, Mapping):
-        keys: list[str] = []
-        for names in (IMAGE_NAMES, LABEL_NAMES):
-            keys += [key for key in names if key in item][:1] or [", ".join(names)]
-        if {*keys} <= {*item}:
-            return item[keys[0]], item[keys[1]]
-        got = f"a mapping of {escape(', '.join(map(str, item)))}"
-        raise DataError(f"{name} is {got}; expected the keys {keys[0]} and {keys[1]}")
+        image = next((key for key in IMAGE_NAMES if key in item), None)
+        label = next((key for key in LABEL_NAMES if key in item), None)
+        if image is not None and label is not None:
+            return item[image], item[label]
+        raise DataError(
+            f"{name} is a mapping of {[*item]!r:.80}; expected one of the keys "
+            f"{', '.join(IMAGE_NAMES)} and one of {', '.join(LABEL_NAMES)}"
+        )
     if isinstance(item, tuple | list) and len(item) == 2:
         return item[0], item[1]
-    count = f" of {len(item)}" if isinstance(item, tuple | list) else ""
-    raise DataError(f"{name} is a {type(item).__name__}{count}; expected (image, label)")
+    raise DataError(f"{name} is a {type(item).__name__}; expected (image, label)")
 
 
 @dataclass(frozen=True, eq=False)
@@ -482,7 +376,7 @@ class ItemSplit(Split):
             return False
         # A list of paths or of files' bytes is decoded at every reading.
         image, _ = _image_and_label(self.items, 0, self.origin)
-        return kind_of(image) not in (PATH, FILE_BYTES)
+        return not isinstance(image, str | bytes | os.PathLike)
 
     def name(self, index: int) -> str:
         return f"{self.origin}[{self.numbers[index]}]"
@@ -523,31 +417,17 @@ def _pixels_digest(pixels: UInt8[np.ndarray, "H W C"]) -> bytes:
 def _read_items(items: MapStyle, origin: str) -> ObjectPart:
     """Read every item once: its label, and the digest of its pixels."""
     count = len(items)
-    if count == 0:
-        raise DataError(f"{origin} is empty: its length is 0")
     digests = np.zeros((count, 32), np.uint8)
-    labels: list[Label] = []
-    first_kind = ""
+    labels: list[int | str] = []
     with progress_bar(count, f"reading {origin}") as advance:
         for index in range(count):
             name = f"{origin}[{index}]"
             image, label = _image_and_label(items, index, name)
-            # Mixed kinds of images are a mistake: one of the two conventions would be misread.
-            kind = kind_of(image)
-            first_kind = first_kind or kind
-            if kind != first_kind:
-                raise DataError(
-                    f"{name} is {kind}, and {origin}[0] is {first_kind}; all items must be of one "
-                    "kind"
-                )
             digests[index] = np.frombuffer(_pixels_digest(as_pixels(image, name)), np.uint8)
             labels.append(as_label(label, name))
             advance(1)
-    notes: tuple[str, ...] = ()
-    if " float" in first_kind:
-        notes = (f"{origin}: float images in [0, 1] are rounded to 8 bits",)
     split = ItemSplit(items, np.zeros(count, np.int64), origin, np.arange(count), digests)
-    return ObjectPart(split, labels, digests, _classes_of(items), notes)
+    return ObjectPart(split, labels, digests, _classes_of(items))
 
 
 def _classes_of(data: Any) -> tuple[str, ...]:

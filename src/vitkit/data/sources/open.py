@@ -21,6 +21,7 @@ from vitkit.data.sources.csv_list import open_csv
 from vitkit.data.sources.huggingface import (
     HUB_PREFIX,
     PARQUET_ENDING,
+    Tables,
     is_saved,
     load_hub,
     load_parquet,
@@ -28,10 +29,10 @@ from vitkit.data.sources.huggingface import (
     parquet_files,
 )
 from vitkit.data.sources.image_folder import open_folder
-from vitkit.data.sources.objects import MapStyle, kept, open_kept, open_tables, read_object
+from vitkit.data.sources.objects import MapStyle, ObjectData, read_object
 from vitkit.data.sources.shards import WEBDATASET_PREFIX, open_webdataset
 from vitkit.errors import DataError
-from vitkit.io.results import MEMORY_PREFIX
+from vitkit.io.results import GIVEN, MEMORY_PREFIX, given
 from vitkit.messages import did_you_mean, escape, nearest_parent
 
 NAMES = ("digits", *IDX_CLASSES, *CIFAR_CLASSES)
@@ -59,7 +60,11 @@ def kept_data(data: DataSource | None) -> Iterator[str | None]:
         yield os.fspath(data)
     else:
         read = data if isinstance(data, Dataset) else read_object(data)
-        with kept(read) as address:
+        if isinstance(read, Dataset):
+            address = f"{MEMORY_PREFIX}{read.name}-{read.fingerprint[:8]}"
+        else:
+            address = read.address
+        with given({address: read}):
             yield address
 
 
@@ -113,31 +118,31 @@ def open_dataset(
         MissingExtraError: a Parquet file or a set of the Hub, without `vitkit[hub]`.
     """
     if not isinstance(data, str | os.PathLike | Dataset):
-        return read_object(data, classes).open(ignore_extra_classes=ignore_extra_classes)
+        return read_object(data, classes).open(ignore_extra_classes)
     if classes:
         raise DataError("classes are for data passed as an object; all others have their own")
     if isinstance(data, Dataset):
         return data
     if isinstance(data, str) and data.startswith(MEMORY_PREFIX):
-        return open_kept(data, ignore_extra_classes=ignore_extra_classes)
-    # As a path, an empty text would be the working folder.
-    if data == "":
-        raise DataError(
-            "the name of the data is empty; expected a folder, a file, an address or one of "
-            f"{', '.join(NAMES)}; pass . for the working folder"
-        )
+        if data not in GIVEN:
+            raise DataError(
+                f"{data} stands for data that were passed from Python and are not stored; pass the "
+                "same object again: vitkit.train(data, resume=RUN), vitkit.evaluate(RUN, data)"
+            )
+        found: Dataset | ObjectData = GIVEN[data]
+        return found.open(ignore_extra_classes) if isinstance(found, ObjectData) else found
     # `Path.expanduser` raises for an unknown user.
     root = None if data_root is None else Path(os.path.expanduser(data_root))
     # Names and addresses are text; a `Path` is always a path.
     if isinstance(data, str) and (data in NAMES or data.startswith(ADDRESSES)):
         return _open_known(data, root, ignore_extra_classes)
-    return _open_path(data, root, ignore_extra_classes, follow_links)
+    return _open_path(data, root, follow_links, ignore_extra_classes)
 
 
 def _open_known(data: str, root: Path | None, ignore_extra_classes: bool) -> Dataset:
     """Open a dataset by its name or its address."""
     if data.startswith(HUB_PREFIX):
-        return open_tables(load_hub(data), ignore_extra_classes=ignore_extra_classes)
+        return _open_tables(load_hub(data), ignore_extra_classes)
     if data.startswith(WEBDATASET_PREFIX):
         return open_webdataset(data, ignore_extra_classes=ignore_extra_classes)
     if data in CIFAR_CLASSES:
@@ -145,6 +150,10 @@ def _open_known(data: str, root: Path | None, ignore_extra_classes: bool) -> Dat
     if data in IDX_CLASSES:
         return open_idx(data, known_folders(data, root))
     return open_digits()
+
+
+def _open_tables(tables: Tables, ignore_extra_classes: bool) -> Dataset:
+    return read_object(tables).open(ignore_extra_classes, where=tables.where)
 
 
 def is_dataset(data: str | os.PathLike[str]) -> bool:
@@ -163,26 +172,25 @@ def is_dataset(data: str | os.PathLike[str]) -> bool:
 def _open_path(
     data: str | os.PathLike[str],
     root: Path | None,
-    ignore_extra_classes: bool,
     follow_links: bool,
+    ignore_extra_classes: bool,
 ) -> Dataset:
     """Open a file or a folder by its ending and its contents."""
-    path, name = Path(os.path.expanduser(data)), escape(data)
+    path, name = Path(os.path.expanduser(data)), escape(data) or "''"
     ending = path.suffix.lower()
     is_folder = os.path.isdir(path)
-    if not os.path.exists(path):
-        if ending in (*LISTS, PARQUET_ENDING):
-            raise DataError(f"{name}: no such file; {nearest_parent(path)}")
+    # As a path, an empty text would be the working folder.
+    if not os.path.exists(path) or not os.fspath(data):
         where = did_you_mean(name, NAMES) or f"; {nearest_parent(path)}"
         raise DataError(
-            f"{name}: no such folder, and no dataset of that name{where}; datasets known by "
-            f"name: {', '.join(NAMES)}"
+            f"{name}: no such file or folder, and no dataset of that name{where}; datasets known "
+            f"by name: {', '.join(NAMES)}"
         )
     # Tables first: a folder of Parquet files may also hold images, such as for a readme.
     if ending == PARQUET_ENDING or (is_folder and parquet_files(path)):
-        return open_tables(load_parquet(path), ignore_extra_classes=ignore_extra_classes)
+        return _open_tables(load_parquet(path), ignore_extra_classes)
     if is_folder and is_saved(path):
-        return open_tables(load_saved(path), ignore_extra_classes=ignore_extra_classes)
+        return _open_tables(load_saved(path), ignore_extra_classes)
     links = {"ignore_extra_classes": ignore_extra_classes, "follow_links": follow_links}
     if is_folder:
         return open_folder(path, **links)
