@@ -85,7 +85,7 @@ def test_names_that_are_none_are_noted_and_others_are_not() -> None:
 
 
 def test_names_that_json_cannot_hold_are_refused() -> None:
-    with pytest.raises(DataError, match="no valid UTF-8"):
+    with pytest.raises(DataError, match="not valid UTF-8"):
         refuse_look_alikes(["a", "b\udcff"], "/data")
 
 

@@ -290,11 +290,12 @@ def refuse_look_alikes(names: Iterable[str], where: str) -> None:
         # Case folding may undo a normal form, so the name is normalised before and after.
         folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
         other = seen.setdefault(folded, name)
-        if other != name or not name.encode(errors="ignore").decode() == name:
-            raise DataError(
-                f"{where}: class names {other!a} and {name!a} differ only in case or Unicode form, "
-                "or are no valid UTF-8; merge or rename them"
-            )
+        problem = f"names {other!a} and {name!a} differ only in case or Unicode form"
+        if name.encode(errors="ignore").decode() != name:
+            problem = f"name {name!r} is not valid UTF-8"
+        elif other == name:
+            continue
+        raise DataError(f"{where}: class {problem}; merge or rename them")
 
 
 def doubtful_names(names: Iterable[str]) -> list[str]:

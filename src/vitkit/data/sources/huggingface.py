@@ -108,6 +108,11 @@ def load_parquet(path: Path) -> Tables:
     splits: dict[str, Any] = {}
     for split, indices in files_by_split([file.name for file in files], where).items():
         chosen = [str(files[index]) for index in indices]
+        for file in chosen:
+            with _errors_named(escape(file)):
+                from pyarrow.parquet import read_schema
+
+                read_schema(file)  # in one line, which `datasets` does not
         with _errors_named(where) as datasets:
             # as patterns, in which the names of files are literal
             splits[split] = datasets.Dataset.from_parquet([*map(glob.escape, chosen)])
