@@ -40,11 +40,11 @@ from vitkit.process import StopFlag
 from vitkit.training.callbacks import ReportProgress, Stop
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.monitoring.run_log import RunLog
-from vitkit.training.optimization.optimizers import make_optimizer
+from vitkit.training.optimization.optimizers import configured_optimizer
 from vitkit.training.plan import Plan
 from vitkit.training.run_folder import RunFolder
 from vitkit.training.saving import Save
-from vitkit.training.state.registry import ModelPart, OptimizerPart, Registry
+from vitkit.training.state.registry import ModelPart, OptimizerPart
 from vitkit.training.state.state_folder import save_state
 from vitkit.training.step import StepResult
 from vitkit.training.train import callbacks_of, make_run
@@ -165,13 +165,12 @@ def small_images(log_interval: int) -> Plan:
 def checkpoint(rounds: int) -> dict[str, object]:
     """Compare `save_state` with one file of the same bytes."""
     model = ViT(preset("vit_base_patch16_224", num_classes=1000))
-    optimizer = make_optimizer(model, "adamw", lr=1e-3, weight_decay=0.05, betas=(0.9, 0.999))
+    settings = TrainConfig(data="", opt="adamw", lr=1e-3, beta2=0.999, weight_decay=0.05)
+    optimizer = configured_optimizer(model, settings)
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 1e-3)
     optimizer.step()
-    registry = Registry()
-    registry.register("model", ModelPart(model), model)
-    registry.register("optimizer", OptimizerPart(optimizer), optimizer)
+    registry = {"model": ModelPart(model), "optimizer": OptimizerPart(optimizer)}
     buffers = [
         tensor.contiguous().view(-1).numpy().view(np.uint8)
         for part in registry.values()

@@ -80,11 +80,8 @@ def test_a_result_shows_its_scores_and_where_it_is(result):
     assert {str(result.run), str(result.best), "all 2 epochs"} <= set(texts)
 
 
-def test_curves_show_their_figure_and_the_best_epoch(result):
-    curves = result.curves
-    texts = shown(curves, most=200_000)
-    assert texts[texts.index("best epoch") + 1] == str(curves.best_epoch)
-    assert "data:image/png;base64," in curves._repr_html_()
+def test_curves_show_their_figure(result):
+    assert "data:image/png;base64," in result.curves._repr_html_()
     assert result.plot()._repr_png_().startswith(b"\x89PNG")
 
 

@@ -12,9 +12,6 @@ from vitkit.errors import DeviceError
 
 Model = TypeVar("Model", bound=nn.Module)
 
-GPUS = {"cuda": "CUDA GPU", "mps": "Apple GPU"}
-"""Type of a device -> what it runs on."""
-
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return True for an error that means out of memory; on the CPU it has no class of its own.
@@ -44,30 +41,15 @@ def resolve_device(name: str | torch.device) -> torch.device:
     Raises:
         DeviceError: a device that does not exist here, or an unknown name.
     """
-    name = str(name)
     available = _available_devices()
-    if name == "auto":
-        return torch.device(available[0])
-    try:
-        # torch checks the syntax, not whether the device exists
-        device = torch.device(name)
-    except RuntimeError:
-        raise DeviceError(
-            f"--device {name!r} is not the name of a device; this machine has "
-            f"{', '.join(available)}"
-        ) from None
+    name = available[0] if name == "auto" else str(name)
     # torch treats `cuda` as the current device, which is the first here
-    full_name = "cuda:0" if name == "cuda" else name
-    missing = GPUS.get(device.type)
-    if missing and not any(other.startswith(device.type) for other in available):
+    if name.replace("cuda", "cuda:0") not in available and name not in available:
         raise DeviceError(
-            f"--device {name}: this machine has no {missing}; pass --device cpu, or leave it out"
+            f"--device {name}: this machine has no such device; pass {' or '.join(available)}, or "
+            "leave it out"
         )
-    if full_name not in available:
-        raise DeviceError(
-            f"--device {name!r} does not exist on this machine; it has {', '.join(available)}"
-        )
-    return device
+    return torch.device(name)
 
 
 def on_device(model: Model, device: torch.device) -> Model:

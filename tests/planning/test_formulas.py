@@ -22,7 +22,7 @@ from vitkit.planning import (
     training_flops,
     training_memory,
 )
-from vitkit.training.optimization.optimizers import make_optimizer
+from vitkit.training.optimization.optimizers import configured_optimizer
 
 BENCHMARK = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks/scaling.py"))
 NAMES = BENCHMARK["NAMES"]
@@ -146,7 +146,8 @@ def test_operations_of_an_update_by_muon_are_those_that_torch_counts(name):
     model = vitkit.ViT(spec)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
-    optimizer = make_optimizer(model, "muon", lr=1e-3, weight_decay=0.0, betas=(0.9, 0.99))
+    settings = vitkit.TrainConfig(data="", opt="muon", lr=1e-3, beta2=0.99, weight_decay=0.0)
+    optimizer = configured_optimizer(model, settings)
     with FlopCounterMode(display=False) as counter:
         optimizer.step()
     muon, adamw = (

@@ -12,7 +12,7 @@ import torch
 from noise import fill_with_noise
 
 import vitkit
-from vitkit.training.optimization.optimizers import check_optimizer, make_optimizer
+from vitkit.training.optimization.optimizers import check_optimizer, configured_optimizer
 from vitkit.training.optimization.parameters import learning_rate
 from vitkit.training.optimization.precision import choose_kernel, choose_precision
 from vitkit.training.state.registry import OptimizerPart
@@ -28,7 +28,9 @@ def small_model(seed: int = 0) -> vitkit.ViT:
 
 
 def made(model: vitkit.ViT, name: str, **settings: float) -> torch.optim.Optimizer:
-    return make_optimizer(model, name, lr=LR, weight_decay=DECAY, betas=BETAS, **settings)
+    """Make an optimizer by the settings of a run."""
+    asked = {"lr": LR, "weight_decay": DECAY, "beta1": BETAS[0], "beta2": BETAS[1], **settings}
+    return configured_optimizer(model, vitkit.TrainConfig(data="", opt=name, **asked))
 
 
 def gradients(model: vitkit.ViT, seed: int) -> dict[str, torch.Tensor]:
@@ -146,7 +148,7 @@ def test_muon_moves_each_of_q_k_v_by_an_orthogonal_matrix_and_the_rest_as_adamw_
     muon, adamw = small_model(), small_model()
     before = {name: value.clone() for name, value in muon.state_dict().items()}
     for model, name in ((muon, "muon"), (adamw, "adamw")):
-        optimizer = make_optimizer(model, name, lr=0.1, weight_decay=0.0, betas=(0.9, 0.95))
+        optimizer = made(model, name, lr=0.1, weight_decay=0.0)
         gradients(model, seed=1)
         optimizer.step()
     moved = {name: before[name] - value for name, value in muon.state_dict().items()}
@@ -223,7 +225,7 @@ def test_freezing_takes_patterns_and_refuses_what_fits_nothing():
     ):
         vitkit.freeze(model, "patch_embd")
     with pytest.raises(
-        vitkit.SettingError, match=r"^blocks = 4: the model has 3 blocks; pass 0 to 3"
+        vitkit.SettingError, match=r"^--freeze-blocks 4: the model has 3 blocks; pass 0 to 3"
     ):
         vitkit.freeze(model, blocks=4)
 
@@ -260,7 +262,7 @@ def test_biases_norms_tokens_and_positions_do_not_decay():
     }  # fmt: skip
     assert (decayed["weight_decay"], free["weight_decay"]) == (0.1, 0.0)
     assert len(decayed["params"]) + len(free["params"]) == len(names)
-    optimizer = make_optimizer(model, "adamw", lr=0.5, weight_decay=0.1, betas=(0.9, 0.999))
+    optimizer = made(model, "adamw", lr=0.5, weight_decay=0.1)
     with torch.no_grad():
         model.head.weight.fill_(1.0)
         model.norm.weight.fill_(1.0)

@@ -310,7 +310,7 @@ def test_contradictions_are_refused_before_the_start(tmp_path):
     cases = [
         (
             {"img_size": 16, "spec": {"image_size": 32}},
-            "--img-size is 16, but --spec.image-size is 32; pass only one",
+            "--img-size is 16, but another setting of the image_size is 32; pass only one",
         ),
         ({"spec": {"num_classes": 3}}, "num-classes 3 contradicts the data, which have 10"),
         ({"min_lr": 1.0}, "--min-lr 1 is above --lr"),

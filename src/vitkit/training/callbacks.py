@@ -168,7 +168,7 @@ class Evaluate(Callback):
 
     Args:
         run: the run.
-        save: writes the state and the weights where validation is interrupted.
+        save: writes the state before validation, and the weights where that is interrupted.
     """
 
     def __init__(self, run: Run, save: Save) -> None:
@@ -181,6 +181,7 @@ class Evaluate(Callback):
             Interrupted: a signal came; all is saved.
             NonFiniteError: the validation loss is not a finite number.
         """
+        self.save.before_validation(trainer.last_step)
         run, progress = self.run, self.run.progress
         validation = self._validate(trainer.epoch) if "val" in run.plan.dataset.splits else {}
         # after validation, so that a kill during it validates again

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
+from functools import partial
+
 from jaxtyping import Float, Int64
 from torch import Tensor
 
@@ -127,30 +128,18 @@ def _calibrate(run: Run, model: ViT) -> float | None:
     log.info(f"best weights: {calibration.message}")
     # the figure shows the split of the last printed score
     is_last = "test" not in plan.dataset.splits or not plan.config.test
-    if is_last and _is_drawn(run):
+    if is_last and plan.config.plots:
         outputs = evaluate_split(run, "val", model)
         _write_confusion(run, "val", count_predictions(outputs, plan.spec.num_classes))
     return calibration.temperature
 
 
-def _is_drawn(run: Run) -> bool:
-    """Return whether the run draws a confusion matrix."""
-    return run.plan.config.plots and run.plan.spec.num_classes <= MAX_CLASSES
-
-
 def _write_confusion(run: Run, split: str, counts: PredictionCounts) -> None:
     """Write the confusion matrix of a split if it is enabled. Each process must call."""
-    if _is_drawn(run):
-        table = counts.confusion(run.world)
-        run.world.broadcast_from_main(lambda: _draw_confusion(run, split, table))
-
-
-def _draw_confusion(run: Run, split: str, counts: Int64[np.ndarray, "K K"]) -> None:
-    """Write the confusion matrix of a split, and show it in TensorBoard."""
     classes = run.plan.dataset.classes
-    pixels = write_confusion(run.folder, split, counts, classes, run.log.info)
-    if pixels is not None and run.plan.config.log_examples:
-        run.log.image(f"{split}/confusion_matrix", pixels, run.progress.step)
+    if run.plan.config.plots and len(classes) <= MAX_CLASSES:
+        table, write = counts.confusion(run.world), partial(write_confusion, run.folder, split)
+        run.world.broadcast_from_main(lambda: write(table, classes, run.log.info))
 
 
 # Linear and k-NN probes on the features of a frozen model.

@@ -135,13 +135,11 @@ def _result(
     errors = [answer for answer in answers if isinstance(answer, VitkitError)]
     # torch sends a signal to the others where one has failed
     consequences = (LostContact, Interrupted) if failures else LostContact
-    for error in errors:
-        if not isinstance(error, consequences):
-            raise error
-    if signum is not None and failures:
-        raise Interrupted(signum, f"stopped by signal {signum}; {_resume_hint(folder)}")
+    error = next((error for error in errors if not isinstance(error, consequences)), None)
     lost = [failure for rank, failure in failures.items() if answers[rank] is None]
-    if lost:
+    if error is None and signum is not None and failures:
+        error = Interrupted(signum, f"stopped by signal {signum}; {_resume_hint(folder)}")
+    elif error is None and lost:
         first = min(
             lost, key=lambda failure: (failure.exitcode == -signal.SIGTERM, failure.timestamp)
         )
@@ -151,12 +149,13 @@ def _result(
         elif first.exitcode < 0:
             how = f"was killed by {first.signal_name()}"
             how += ", perhaps because memory ran out" if first.exitcode == -9 else ""
-        raise VitkitError(
+        error = VitkitError(
             f"rank {first.local_rank} on {socket.gethostname()} (process {first.pid}) {how}; "
             f"all {size} processes are stopped; {_resume_hint(folder)}"
         )
-    if errors:
-        raise errors[0]
+    for found in (error, *errors):
+        if found is not None:
+            raise found
     return answers[0]
 
 

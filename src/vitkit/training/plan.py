@@ -55,7 +55,7 @@ from vitkit.training.run_folder import resumed_folder
 from vitkit.training.step import Objective, TrainingStep, Transform
 
 if TYPE_CHECKING:
-    from vitkit.training.distillation import Distillation, Teacher, TeacherTargets
+    from vitkit.training.distillation import Teacher
 
 # Distillation is imported in the functions that need it: few runs have a teacher.
 
@@ -76,7 +76,6 @@ class Plan:
         device: where the model trains.
         workers: loader processes.
         notes: lines to print before the start.
-        chosen: one more line, on the settings that follow from the data; empty where all are given.
         weights: initial weights; None for random ones, and for a resumed run, whose state
             has them.
         teacher: a model to learn from besides the labels, on the device.
@@ -91,7 +90,6 @@ class Plan:
     device: torch.device
     workers: int
     notes: tuple[str, ...]
-    chosen: str = ""
     weights: Mapping[str, Tensor] | None = None
     teacher: Teacher | None = None
     check: Report | None = None
@@ -199,40 +197,10 @@ def make_plan(
         steps=steps,
         device=device,
         workers=workers,
-        notes=tuple(notes),
-        chosen=chosen,
+        notes=(*notes, *filter(None, [chosen])),
         weights=start.weights,
         teacher=teacher,
         check=check,
-    )
-
-
-# The parts of a training step: teacher targets, objective and the step itself.
-
-
-def make_teacher_targets(plan: Plan) -> TeacherTargets | None:
-    """Build the transform that adds a teacher's targets; `None` for a run without a teacher."""
-    if plan.teacher is None:
-        return None
-    from vitkit.training.distillation import TeacherTargets
-
-    return TeacherTargets(
-        plan.teacher,
-        _distillation(plan.config),
-        make_transform(plan),
-        plan.preprocess,
-        plan.precision,
-        source=str(plan.config.teacher),
-    )
-
-
-def _distillation(config: RunConfig) -> Distillation:
-    from vitkit.training.distillation import Distillation
-
-    return Distillation(
-        temperature=config.distill_temperature,
-        alpha=config.distill_alpha,
-        hard=config.distill == "hard",
     )
 
 
@@ -252,7 +220,8 @@ def make_step(
         plan: the run.
         model: on the plan's device.
         optimizer: over the model's parameters.
-        transform: makes the inputs of the model; default the augmentation of the run.
+        transform: makes the inputs of the model; default the augmentation of the run, with the
+            targets of its teacher if it has one.
         compile: as for `TrainingStep`.
         world: the processes of the run.
         stop: set by a signal.
@@ -263,9 +232,22 @@ def make_step(
         loss = _named_in_errors(loss, config.loss)
     objective = Objective(model, loss, plan.precision, plan.device)
     if plan.teacher is not None:
-        from vitkit.training.distillation import DistillingObjective
+        from vitkit.training.distillation import Distillation, DistillingObjective, TeacherTargets
 
-        objective = DistillingObjective(objective, _distillation(config))
+        distillation = Distillation(
+            temperature=config.distill_temperature,
+            alpha=config.distill_alpha,
+            hard=config.distill == "hard",
+        )
+        objective = DistillingObjective(objective, distillation)
+        transform = TeacherTargets(
+            plan.teacher,
+            distillation,
+            make_transform(plan),
+            plan.preprocess,
+            plan.precision,
+            source=str(config.teacher),
+        )
     return TrainingStep(
         objective,
         optimizer,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -34,7 +35,6 @@ from vitkit.training.state.state_folder import (
     load_state,
     newest_state,
     read_manifest,
-    record_data,
     remove_unfinished,
     set_aside_damaged,
     step_of,
@@ -42,6 +42,8 @@ from vitkit.training.state.state_folder import (
 
 BEFORE_THEM: Settings = {"resizer": "pillow"}
 """Newer settings whose default differs from what runs did before they existed."""
+IMAGES_OF_A_FINDING = 20
+"""Images that check.json lists of a finding; `more` counts the others."""
 SHOWN = 32
 """Images of the first batch that `save_augmented_grid` draws."""
 
@@ -259,7 +261,11 @@ def begin_record(run: Run, stopped: StoppedRun | None, *, finished: bool) -> Non
     # what a killed process left half written
     remove_unfinished(folder.state, folder.root, folder.best.parent)
     if stopped is None:
-        record_data(plan.dataset, plan.check, check_file=folder.check, relabel_file=folder.relabel)
+        if plan.check is not None:
+            document = json.dumps(plan.check.as_dict(most=IMAGES_OF_A_FINDING), indent=1)
+            write_bytes(folder.check, f"{document}\n".encode())
+        if plan.dataset.relabelled is not None:
+            write_bytes(folder.relabel, plan.dataset.relabelled.to_csv())
         if plan.config.save_augmented_grid:
             from vitkit.plots.figure import encode_png  # most runs need matplotlib at their end
 

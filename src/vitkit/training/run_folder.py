@@ -99,15 +99,6 @@ class RunFolder:
 
 LR_FINDER = "lr_finder.png"
 """The figure of the search for a learning rate, `--find-lr`; beside it is one that ends in .svg."""
-FILES = {LOCK, "wandb", LR_FINDER, "lr_finder.svg", "confusion_matrix.svg", "curves.svg"}
-EARLIER_FILES = {".owner.json", "images.npz", "teacher"}
-"""Files that earlier versions left, which nothing reads any more."""
-RUN_ENTRIES = (
-    EARLIER_FILES
-    | FILES
-    | {entry.parts[0] for entry in vars(RunFolder).values() if isinstance(entry, Entry)}
-)
-"""Names of all files and folders that a run may leave in its folder."""
 CONFIG_KEYS = {"data", "start", "resume", "overwrite"}
 """Keys of every config.yaml that a run wrote; a recipe written by hand lacks some of them."""
 
@@ -197,17 +188,14 @@ def check_output(config: TrainConfig) -> None:
     _refuse_among_data(root, config)
     if config.output is None or not root.exists():
         return
-    if not root.is_dir():
-        raise OutputError(f"--output {root} is a file; name a folder")
-    try:
-        entries = sorted(path.name for path in root.iterdir())
-    except OSError as error:
-        raise output_error(root, error) from error
-    problem = ""
+    entries, problem = list[str](), ""
+    if root.is_dir():
+        entries = sorted(os.listdir(root))
+    else:
+        problem = "is a file; name a folder"
     if entries and not _is_run(RunFolder(root)):
-        strange = next((name for name in entries if name not in RUN_ENTRIES), entries[0])
         problem = (
-            f"contains {strange} and is not a run of vitkit, so --overwrite does not rename it; "
+            f"contains {entries[0]} and is not a run of vitkit, so --overwrite does not rename it; "
             "choose another --output"
         )
     # Renaming it would leave the user's shell in the old run.
@@ -230,9 +218,6 @@ def _refuse_among_data(root: Path, config: TrainConfig) -> None:
 
     Data that are the folder of a run are a `DataError`.
     """
-    start = f"--output {root}"
-    if not config.output:  # the folder of numbered runs
-        start = f"the run would be written to {root}, which"
     resolved = root.resolve()
     names = [] if config.data_root is None else [config.data_root]
     if config.data not in NAMES and "://" not in config.data:
@@ -241,10 +226,16 @@ def _refuse_among_data(root: Path, config: TrainConfig) -> None:
     for name in names:
         refuse_run_folder(Path(os.path.expanduser(name)))
         data = Path(os.path.expanduser(name)).resolve()
+        problem = ""
         if resolved == data or resolved in data.parents:
-            raise OutputError(f"{start} contains the data {name}; choose another --output")
-        if name != config.data_root and data.is_dir() and data in resolved.parents:
-            raise OutputError(f"{start} lies inside the data {name}; choose another --output")
+            problem = "contains"
+        elif name != config.data_root and data.is_dir() and data in resolved.parents:
+            problem = "lies inside"
+        if problem:
+            start = f"--output {root}"
+            if not config.output:  # the folder of numbered runs
+                start = f"the run would be written to {root}, which"
+            raise OutputError(f"{start} {problem} the data {name}; choose another --output")
 
 
 def new_folder(config: TrainConfig, log: Callable[[str], object]) -> RunFolder:

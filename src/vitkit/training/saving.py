@@ -78,12 +78,18 @@ class Save(Callback):
         if not self.run.world.broadcast_from_main(self.run.folder.last.exists):
             self.save_weights(self.run.folder.last)
 
-    def check_due(self, last_step: int) -> None:
-        """Decide, on all processes alike, whether the end of this epoch saves."""
+    def before_validation(self, last_step: int) -> None:
+        """Save the state if it is due: validation may be long, and be killed."""
         step, every = self.run.progress.step, self.run.plan.config.save_every
+        if self.saved_step == step:  # resumed at this step
+            self.is_due = True
+            return
         late = self.saved_step < 0 or time.monotonic() - self._saved_at >= SAVED_EVERY
         due = late or step == last_step or (every is not None and step % every == 0)
+        # all processes decide alike
         self.is_due = self.run.world.broadcast_from_main(lambda: due)
+        if self.is_due:
+            self.save_state()
 
     def save_state(self) -> None:
         """Write the state of all processes. Raises `OutputError`."""
@@ -125,26 +131,6 @@ class Save(Callback):
         if self.run.progress.step != self.saved_step:
             self.save_weights(self.run.folder.last)
             self.save_state()
-
-
-class SaveBeforeValidation(Callback):
-    """Saves the state, where it is due, before validation, which may be long, and be killed.
-
-    Args:
-        save: decides whether this epoch's end saves.
-    """
-
-    def __init__(self, save: Save) -> None:
-        self.save = save
-
-    def after_epoch(self, trainer: Trainer) -> None:
-        """Save the state, where it is due and not there yet."""
-        if self.save.saved_step == trainer.progress.step:  # resumed at this step
-            self.save.is_due = True
-            return
-        self.save.check_due(trainer.last_step)
-        if self.save.is_due:
-            self.save.save_state()
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -43,7 +42,6 @@ from vitkit.training.plan import (
     Plan,
     make_plan,
     make_step,
-    make_teacher_targets,
 )
 from vitkit.training.resume import (
     StoppedRun,
@@ -55,7 +53,7 @@ from vitkit.training.resume import (
 )
 from vitkit.training.run import Run, TrainResult, log_model, log_settings
 from vitkit.training.run_folder import RunFolder, check_output, locked, new_folder
-from vitkit.training.saving import Save, SaveBeforeValidation, saved_on_error
+from vitkit.training.saving import Save, saved_on_error
 from vitkit.training.state.registry import (
     ModelPart,
     OptimizerPart,
@@ -107,7 +105,7 @@ def train(
             config, stopped = settings_to_resume(config, stopped)
         plan = _make_plan_in_turn(config, world, resumes=stopped is not None)
         # before the folder is created, which a wrong callback would leave behind
-        further = [*(make() for make in callbacks), *_import_callbacks(config.callbacks)]
+        further = [*(make() for make in callbacks), *map(_user_callback, config.callbacks)]
         run = _begin(plan, stopped, world, stack)
         run.further = further
         if config.probe:
@@ -169,9 +167,9 @@ def _begin(plan: Plan, stopped: StoppedRun | None, world: ProcessGroup, stack: E
     )
     resume_hint = partial(folder.resume_hint, how_to_resume(plan.config, folder.root))
     stop = stack.enter_context(stop_on_signal(resume_hint))
-    for line in (*notes, *plan.notes, *filter(None, [plan.chosen])):
-        log.info(line)
-    for line in stopped.notes if stopped else ():
+    if stopped is not None:
+        notes += stopped.notes
+    for line in (*plan.notes, *notes):
         log.info(line)
     log_model(plan, log, model)
     resumes = stopped is not None
@@ -206,23 +204,18 @@ def make_run(
     # after sharding, which replaces the parameters
     optimizer = configured_optimizer(model, config)
     progress = Progress(data=plan.dataset.identity)
-    targets = make_teacher_targets(plan)
     training_step = make_step(
-        plan,
-        model,
-        optimizer,
-        targets,
-        compile=config.compile,
-        world=world,
-        stop=stop,
+        plan, model, optimizer, compile=config.compile, world=world, stop=stop
     )
     # everything that decides the next step; unregistered state is not saved
+    transform = training_step.transform
     parts: dict[str, Stateful | None] = {
         "model": ModelPart(model),
         "optimizer": OptimizerPart(optimizer),
         "ema": ema,
         "progress": progress,
-        "teacher": targets,
+        # of a run with a teacher, which must be the same when it is resumed
+        "teacher": transform if isinstance(transform, Stateful) else None,
         "loss_scale": training_step.scale,
     }
     registry = {name: part for name, part in parts.items() if part is not None}
@@ -330,7 +323,6 @@ def callbacks_of(
         TrainMode(run.model),
         HandleBadNumbers(run),
         *([AverageWeights(run.ema, run.model)] if run.ema else []),
-        SaveBeforeValidation(save),  # validation may be long, and be killed
         Evaluate(run, save),
         *([KeepDeadline(run, time_left)] if time_left else []),
         report,
@@ -347,28 +339,18 @@ def _batches(run: Run, report: ReportProgress, steps: range) -> Iterable[Batch]:
     return report.watched(arriving)
 
 
-# The user's own callbacks, made from the classes, functions or objects that the settings name.
-
-
-def _import_callbacks(names: Sequence[str]) -> list[Callback]:
-    """Return the callbacks of these names: objects, or made by classes or functions."""
-    return [_as_callback(import_setting("callbacks", name), name) for name in names]
-
-
-def _as_callback(thing: Any, name: str) -> Callback:
-    """Return a callback, or the one that a class or a function without arguments makes."""
-    made = thing
-    # an object may be a callback and callable as well
-    if callable(thing) and not isinstance(thing, Callback):
+def _user_callback(name: str) -> Callback:
+    """Return the user's own callback of this name: an object, or made by a class or function."""
+    made = import_setting("callbacks", name)
+    problem = ""
+    if not isinstance(made, Callback):  # an object may be callable as well
         try:
-            made = thing()
-        except Exception as error:  # whatever the user's class or function raises
-            raise SettingError(
-                f"--callbacks {name} cannot be made: {type(error).__name__}: {error}; pass an "
-                "object, or a class or function without arguments"
-            ) from error
+            made = made()
+        except Exception as error:  # noqa: BLE001 - whatever the user's class or function raises
+            problem = f"; it raised {type(error).__name__}: {error}"
     if not isinstance(made, Callback):
         raise SettingError(
-            f"--callbacks {name} is a {type(made).__name__}; expected a vitkit.Callback"
+            f"--callbacks {name} must be a vitkit.Callback, or a class or function without "
+            f"arguments that makes one{problem}"
         )
     return made

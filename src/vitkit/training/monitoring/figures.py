@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from vitkit.data.loading.loader import Batch, EvaluationBatches
 from vitkit.errors import DataError, Interrupted, OutputError
 from vitkit.io.atomic import write_bytes
 from vitkit.messages import nearest_parent, percent, plural
-from vitkit.plots.html import html_image, html_table
+from vitkit.plots.html import html_image
 from vitkit.spec import Preprocess
 from vitkit.training.monitoring.trackers import read_rows
 from vitkit.training.run_folder import RunFolder
@@ -28,8 +27,6 @@ from vitkit.training.run_folder import RunFolder
 if TYPE_CHECKING:
     from vitkit.plots.figure import NotebookFigure
 
-COLUMNS = ("epoch", "lr", "train_loss")
-"""Columns that every metrics.csv has."""
 NOTEBOOK_WIDTH = 7.4
 """Inches of the curves in a notebook."""
 
@@ -64,8 +61,7 @@ class LearningCurves:
 
         Raises:
             OutputError: no such folder.
-            DataError: the run has no complete epoch, or is a probe; or its metrics.csv cannot be
-                read, or is that of another program.
+            DataError: the run has no complete epoch, or is a probe.
         """
         folder = RunFolder(Path(run))
         if not folder.root.is_dir():
@@ -75,12 +71,6 @@ class LearningCurves:
             raise DataError(
                 f"{run}: no epoch is complete in metrics.csv, so there is no curve; a probe and a "
                 "run of less than an epoch have none"
-            )
-        missing = ", ".join(name for name in COLUMNS if name not in rows[0])
-        if missing:
-            raise DataError(
-                f"{folder.metrics} lacks {missing}; expected the metrics.csv of a run of vitkit "
-                "train"
             )
         # a later row replaces the row of a killed run
         epochs = {row["epoch"]: row for row in rows}
@@ -119,19 +109,8 @@ class LearningCurves:
     def _repr_html_(self) -> str:
         from vitkit.plots.figure import SCREEN_DPI, encode_png
 
-        names = ("epoch", "train_loss", "val_loss", "val_top1", "lr")
-        epochs = self.columns["epoch"].tolist()
-        shown = {"best epoch": self.best_epoch, "last epoch": epochs[-1]}
-        rows = []
-        for title, epoch in shown.items():
-            if epoch is not None:
-                number = epochs.index(epoch)
-                columns = (self.columns.get(name) for name in names)
-                cells = ["" if column is None else f"{column[number]:.4g}" for column in columns]
-                rows.append([title, *cells])
         image = encode_png(self.plot(), dpi=SCREEN_DPI)
-        table = html_table(["", *names], rows)
-        return html_image(image, f"curves of {self.run}", NOTEBOOK_WIDTH) + table
+        return html_image(image, f"curves of {self.run}", NOTEBOOK_WIDTH)
 
 
 # A grid of example predictions, drawn in each epoch, so without matplotlib, which is slow.
@@ -239,22 +218,17 @@ def draw_batch(
 # Figures in the folder of a run: a figure that cannot be drawn is a line in the log, no error.
 
 SPLIT_TITLES = {"val": "validation split", "test": "test split"}
-SCREEN_REDUCTION = 3
-"""Pixels of a PNG file in a row for each pixel on the screen."""
 
 
 def write_figure(
     path: Path, draw: Callable[[], NotebookFigure], log: Callable[[str], object]
-) -> bytes | None:
+) -> None:
     """Draw a figure and write it as a PNG file, and as an SVG file beside it.
 
     Args:
         path: the PNG file.
         draw: returns the figure; it imports matplotlib, so it is called once, here.
         log: receives a line where the figure cannot be drawn or written.
-
-    Returns:
-        The PNG file's content, or None where there is none.
 
     Raises:
         Interrupted: a signal came.
@@ -263,17 +237,13 @@ def write_figure(
         figure = draw()
         from vitkit.plots.figure import encode_png, encode_svg
 
-        content = encode_png(figure)
-        files = {path: content, path.with_suffix(".svg"): encode_svg(figure)}
-        for file, written in files.items():
-            write_bytes(file, written)
+        write_bytes(path, encode_png(figure))
+        write_bytes(path.with_suffix(".svg"), encode_svg(figure))
     except Interrupted:  # signals are not drawing errors
         raise
     except Exception as error:  # noqa: BLE001 - a figure must never fail a run
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         log(f"warning: {path.name} is not written: {reason}; the results are complete without it")
-        return None
-    return content
 
 
 def write_curves(folder: RunFolder, log: Callable[[str], object]) -> None:
@@ -287,7 +257,7 @@ def write_confusion(
     counts: Int64[np.ndarray, "K K"],
     classes: Sequence[str],
     log: Callable[[str], object],
-) -> UInt8[np.ndarray, "H W 3"] | None:
+) -> None:
     """Write the confusion matrix of a split, as `write_figure` does.
 
     Args:
@@ -296,9 +266,6 @@ def write_confusion(
         counts: images of class i predicted as class j, at [i, j].
         classes: the K names.
         log: as for `write_figure`.
-
-    Returns:
-        The figure in a size for the screen; None where it cannot be drawn.
     """
 
     def draw() -> NotebookFigure:
@@ -307,7 +274,4 @@ def write_confusion(
 
         return draw_confusion(counts, classes, SPLIT_TITLES[split])
 
-    content = write_figure(folder.confusion, draw, log)
-    if content is None:
-        return None
-    return np.asarray(Image.open(BytesIO(content)).convert("RGB").reduce(SCREEN_REDUCTION))
+    write_figure(folder.confusion, draw, log)

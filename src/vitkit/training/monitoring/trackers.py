@@ -195,15 +195,14 @@ def drop_rows_after(
     # The last step that is kept, by kind; `step` for all other kinds.
     last = {"epoch": step - unvalidated, "test": step - (not trains_on)}
     header, *rows = _complete_lines(run.metrics) or [""]
-    columns = header.split(",")
+    column = header.split(",").index("step") if header else 0
 
     def keep_row(row: str) -> bool:
-        values = dict(zip(columns, row.split(","), strict=False))
-        return len(values) == len(columns) and float(values["step"]) <= last["epoch"]
+        return float(row.split(",")[column]) <= last["epoch"]
 
     def keep_line(line: str) -> bool:
-        values = _parsed(line)
-        return float(values["step"]) <= last.get(values["kind"], step)
+        values = json.loads(line)
+        return bool(values["step"] <= last.get(values["kind"], step))
 
     kept = {
         run.metrics: [header, *filter(keep_row, rows)] if header else [],
@@ -216,7 +215,7 @@ def drop_rows_after(
 
 def tested_at(run: RunFolder) -> list[int]:
     """Return the steps after which the test split was evaluated."""
-    found = map(_parsed, _complete_lines(run.lines))
+    found = map(json.loads, _complete_lines(run.lines))
     return [values["step"] for values in found if values["kind"] == "test"]
 
 
@@ -226,15 +225,6 @@ def _complete_lines(path: Path) -> list[str]:
         return []
     text = path.read_text(encoding="utf-8", errors="replace")
     return text[: text.rfind("\n") + 1].splitlines()
-
-
-def _parsed(line: str) -> dict[str, Any]:
-    """Return the values of a line of metrics.jsonl; its step is infinite if it is damaged."""
-    damaged = {"kind": "", "step": math.inf}
-    try:
-        return damaged | json.loads(line)
-    except (ValueError, TypeError):
-        return damaged
 
 
 def _append(path: Path, text: str, *, durable: bool) -> None:

@@ -33,62 +33,40 @@ def check_optimizer(name: str) -> None:
         _library_optimizer(name)
 
 
-def make_optimizer(
-    model: nn.Module,
-    name: str,
-    *,
-    lr: float,
-    weight_decay: float,
-    betas: tuple[float, float],
-    momentum: float = 0.9,
-    layer_decay: float = 1.0,
-) -> optim.Optimizer:
-    """Make the optimizer of a name for a model that is already on its device.
+def configured_optimizer(model: nn.Module, settings: RunConfig) -> optim.Optimizer:
+    """Make the optimizer of a run for a model that is already on its device.
 
     Args:
         model: model whose parameters are optimised, except for frozen ones.
-        name: `adamw`; `adam`, as in the ViT paper, with decoupled weight decay; `sgd`, with
-            momentum and weight decay in the gradient; `muon`; or a name of the pytorch-optimizer
-            library, with the library's defaults except for learning rate and weight decay.
-        lr: learning rate.
-        weight_decay: weight decay of matrices and kernels; see `parameter_groups`.
-        betas: betas of AdamW, of Adam, and of the AdamW that is used beside Muon.
-        momentum: momentum of SGD.
-        layer_decay: factor of the learning rate from each layer to the one before it; see
-            `parameter_groups`.
+        settings: `opt` names it: `adamw`; `adam`, as in the ViT paper, with decoupled weight decay;
+            `sgd`, with momentum and weight decay in the gradient; `muon`; or a name of the
+            pytorch-optimizer library, with the library's defaults except for learning rate and
+            weight decay. The betas are those of AdamW, of Adam, and of the AdamW beside Muon.
 
     Raises:
         SettingError, MissingExtraError: as `check_optimizer`.
         ValueError: Muon without a trainable matrix in a block, or without any other parameter.
     """
+    lr, betas = settings.lr, (settings.beta1, settings.beta2)
     grouped = partial(
-        parameter_groups, model, lr=lr, weight_decay=weight_decay, layer_decay=layer_decay
-    )
-    # torch has a kernel for these two that updates all parameters in one call
-    fused = all(p.device.type in ("cpu", "cuda") for p in model.parameters())
-    if name == "muon":
-        return MuonWithAdamW(model, grouped, lr=lr, betas=betas, fused=fused)
-    groups = grouped()
-    if name == "adamw":
-        return optim.AdamW(groups, lr=lr, betas=betas, fused=fused)
-    if name == "adam":
-        return optim.Adam(groups, lr=lr, betas=betas, fused=fused, decoupled_weight_decay=True)
-    if name == "sgd":
-        return optim.SGD(groups, lr=lr, momentum=momentum, fused=fused)
-    return _library_optimizer(name)(groups, lr=lr)
-
-
-def configured_optimizer(model: nn.Module, settings: RunConfig) -> optim.Optimizer:
-    """Make the optimizer of a run from its settings; errors as for `make_optimizer`."""
-    return make_optimizer(
+        parameter_groups,
         model,
-        settings.opt,
-        lr=settings.lr,
+        lr=lr,
         weight_decay=settings.weight_decay,
-        betas=(settings.beta1, settings.beta2),
-        momentum=settings.momentum,
         layer_decay=settings.layer_decay,
     )
+    # torch has kernels for these two that update all parameters in one call
+    fused = all(p.device.type in ("cpu", "cuda") for p in model.parameters())
+    if settings.opt == "muon":
+        return MuonWithAdamW(model, grouped, lr=lr, betas=betas, fused=fused)
+    groups = grouped()
+    if settings.opt == "adamw":
+        return optim.AdamW(groups, lr=lr, betas=betas, fused=fused)
+    if settings.opt == "adam":
+        return optim.Adam(groups, lr=lr, betas=betas, fused=fused, decoupled_weight_decay=True)
+    if settings.opt == "sgd":
+        return optim.SGD(groups, lr=lr, momentum=settings.momentum, fused=fused)
+    return _library_optimizer(settings.opt)(groups, lr=lr)
 
 
 class MuonWithAdamW(optim.Optimizer):

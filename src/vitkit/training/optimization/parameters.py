@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Any, Generic, TypeVar
 
@@ -45,8 +45,8 @@ def freeze(model: nn.Module, *patterns: str, blocks: int = 0) -> list[str]:
     check_type(model, nn.Module, "freeze", MODEL)
     depth = len(getattr(model, "blocks", ()))
     if not 0 <= blocks <= depth:
-        raise SettingError.about(
-            "blocks", blocks, f"the model has {plural(depth, 'block')}; pass 0 to {depth}"
+        raise SettingError(
+            f"--freeze-blocks {blocks}: the model has {plural(depth, 'block')}; pass 0 to {depth}"
         )
     parameters = dict(model.named_parameters())
     # All patterns are checked before the first parameter is changed.
@@ -77,39 +77,25 @@ def freeze_parts(model: nn.Module, settings: FineTuningSettings, opt: str) -> li
     """
     if not settings.freeze and not settings.freeze_blocks:
         return []
-    try:
-        names = freeze(model, *settings.freeze, blocks=settings.freeze_blocks)
-    except SettingError as error:
-        if error.wrong is None:
-            raise
-        expected = error.wrong.expected
-        raise SettingError(f"--freeze-blocks {settings.freeze_blocks}: {expected}") from None
-    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not trainable:
+    names = freeze(model, *settings.freeze, blocks=settings.freeze_blocks)
+    # for each parameter to train, whether Muon updates it, by the rule of `MuonWithAdamW`
+    of_muon = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            of_muon.append(name.startswith("blocks.") and parameter.ndim == 2)
+    if not of_muon:
         raise SettingError(
             f"everything is frozen: --freeze {' '.join(settings.freeze)}, --freeze-blocks "
             f"{settings.freeze_blocks}; leave something to train, such as the head: --freeze "
             "backbone"
         )
-    if opt == "muon":
-        _check_muon(trainable)
+    if opt == "muon" and len(set(of_muon)) < 2:
+        raise SettingError(
+            "--opt muon trains the matrices of the blocks, and everything else by AdamW, and all "
+            f"parameters of {'the second' if of_muon[0] else 'the first'} kind are frozen; freeze "
+            "less, or pass --opt adamw"
+        )
     return names
-
-
-def _check_muon(trainable: Mapping[str, nn.Parameter]) -> None:
-    """Refuse Muon where all parameters that it updates are frozen, or all others."""
-    # the same rule as in `MuonWithAdamW`, which needs parameters of both kinds
-    of_muon = [name.startswith("blocks.") and p.ndim == 2 for name, p in trainable.items()]
-    if not any(of_muon):
-        raise SettingError(
-            "--opt muon trains the matrices of the blocks, and all of them are frozen; pass "
-            "--opt adamw"
-        )
-    if all(of_muon):
-        raise SettingError(
-            "--opt muon trains everything except the matrices of the blocks by AdamW, and all "
-            "of that is frozen; do not freeze the head or the norms"
-        )
 
 
 def train_mode(model: nn.Module) -> None:

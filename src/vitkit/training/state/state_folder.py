@@ -1,4 +1,4 @@
-"""The saved states of a run: written, read, deleted; and the record of its data.
+"""The saved states of a run: written, read, deleted.
 
 A state is a folder `step-00000042` with a file of tensors for each part, and a manifest that is
 written last: a folder whose files do not match its manifest is reported and skipped. All states but
@@ -23,8 +23,6 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from vitkit.data.checks.check import Report
-from vitkit.data.datasets.dataset import Dataset
 from vitkit.distributed import ProcessGroup, full_tensor, is_sharded
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import output_error, remove_temporaries, sync, sync_folder, write_bytes
@@ -302,30 +300,3 @@ def run_hash(state: Path) -> str:
             total.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
             total.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     return total.hexdigest()
-
-
-# The record of a run's data: the report of their check, and the corrected labels.
-
-IMAGES_OF_A_FINDING = 20
-"""Images that the report lists of a finding; `more` counts the others."""
-
-
-def record_data(
-    dataset: Dataset, check: Report | None, *, check_file: Path, relabel_file: Path
-) -> None:
-    """Write the record of a new run's data into its folder.
-
-    Args:
-        dataset: the images, with the corrected labels.
-        check: the report of their check, if there was one.
-        check_file: the report.
-        relabel_file: the corrected labels, if there are any.
-
-    Raises:
-        OutputError: a file cannot be written.
-    """
-    if check is not None:
-        document = json.dumps(check.as_dict(most=IMAGES_OF_A_FINDING), indent=1)
-        write_bytes(check_file, f"{document}\n".encode())
-    if dataset.relabelled is not None:
-        write_bytes(relabel_file, dataset.relabelled.to_csv())
