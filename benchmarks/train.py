@@ -38,7 +38,7 @@ from vitkit.models.presets import preset
 from vitkit.models.vit import ViT
 from vitkit.process import StopFlag
 from vitkit.training.callbacks import ReportProgress, Stop
-from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.config.train_config import USUAL, RunConfig, TrainConfig
 from vitkit.training.monitoring.run_log import RunLog
 from vitkit.training.optimization.optimizers import configured_optimizer
 from vitkit.training.plan import Plan
@@ -165,8 +165,7 @@ def small_images(log_interval: int) -> Plan:
 def checkpoint(rounds: int) -> dict[str, object]:
     """Compare `save_state` with one file of the same bytes."""
     model = ViT(preset("vit_base_patch16_224", num_classes=1000))
-    settings = TrainConfig(data="", opt="adamw", lr=1e-3, beta2=0.999, weight_decay=0.05)
-    optimizer = configured_optimizer(model, settings)
+    optimizer = configured_optimizer(model, RunConfig(data="", **USUAL))
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 1e-3)
     optimizer.step()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 
 import child_functions
 import pytest
 
+import vitkit
 from vitkit.process import ChildError, run_in_child
 
 
@@ -43,3 +46,11 @@ def test_an_end_without_a_value_is_one_line(function, arguments, reason):
     with pytest.raises(ChildError) as raised:
         run_in_child(function, *arguments, seconds=seconds)
     assert str(raised.value) == reason
+
+
+def test_a_signal_to_this_process_ends_the_child_too():
+    began = time.monotonic()
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(vitkit.Interrupted):
+        run_in_child(child_functions.hang, seconds=60.0)
+    assert time.monotonic() - began < 30

@@ -22,6 +22,7 @@ from vitkit.planning import (
     training_flops,
     training_memory,
 )
+from vitkit.training.config.train_config import USUAL, RunConfig
 from vitkit.training.optimization.optimizers import configured_optimizer
 
 BENCHMARK = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks/scaling.py"))
@@ -146,8 +147,7 @@ def test_operations_of_an_update_by_muon_are_those_that_torch_counts(name):
     model = vitkit.ViT(spec)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
-    settings = vitkit.TrainConfig(data="", opt="muon", lr=1e-3, beta2=0.99, weight_decay=0.0)
-    optimizer = configured_optimizer(model, settings)
+    optimizer = configured_optimizer(model, RunConfig(data="", **USUAL | {"opt": "muon"}))
     with FlopCounterMode(display=False) as counter:
         optimizer.step()
     muon, adamw = (

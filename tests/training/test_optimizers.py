@@ -12,6 +12,7 @@ import torch
 from noise import fill_with_noise
 
 import vitkit
+from vitkit.training.config.train_config import USUAL, RunConfig
 from vitkit.training.optimization.optimizers import check_optimizer, configured_optimizer
 from vitkit.training.optimization.parameters import learning_rate
 from vitkit.training.optimization.precision import choose_kernel, choose_precision
@@ -29,8 +30,8 @@ def small_model(seed: int = 0) -> vitkit.ViT:
 
 def made(model: vitkit.ViT, name: str, **settings: float) -> torch.optim.Optimizer:
     """Make an optimizer by the settings of a run."""
-    asked = {"lr": LR, "weight_decay": DECAY, "beta1": BETAS[0], "beta2": BETAS[1], **settings}
-    return configured_optimizer(model, vitkit.TrainConfig(data="", opt=name, **asked))
+    usual = USUAL | {"lr": LR, "weight_decay": DECAY, "beta1": BETAS[0], "beta2": BETAS[1]}
+    return configured_optimizer(model, RunConfig(data="", **usual | {"opt": name} | settings))
 
 
 def gradients(model: vitkit.ViT, seed: int) -> dict[str, torch.Tensor]:

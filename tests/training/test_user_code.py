@@ -205,7 +205,7 @@ def test_wrong_objects_are_refused_before_the_first_step(tmp_path):
         ({"transform": "math:nothing"}, "--transform math:nothing cannot be imported"),
         ({"transform": 3}, "transform 3: expected a function, an object or its name"),
         ({"callbacks": [4]}, "callbacks 4: expected a function"),
-        ({"callbacks": [dict]}, "--callbacks builtins:dict is a dict; expected a vitkit.Callback"),
+        ({"callbacks": [dict]}, "--callbacks builtins:dict must be a vitkit.Callback, or a class"),
         ({"callbacks": ["nowhere:C"]}, "--callbacks nowhere:C cannot be imported"),
         ({"loss": inner, "devices": 2}, "devices 2 starts .* loss .*inner exists in this process"),
         (
