@@ -194,9 +194,7 @@ def test_muon_with_nothing_left_for_adamw_is_refused(tmp_path):
     a_checkpoint(tmp_path / "b.safetensors", classes=DIGITS)
     frozen = ("patch_embed", "head", "norm", "cls_token", "pos_embed", "*.bias", "blocks.*.norm1",
               "blocks.*.norm2")  # fmt: skip
-    with pytest.raises(
-        SettingError, match="of the second kind are frozen; freeze less"
-    ):
+    with pytest.raises(SettingError, match="of the second kind are frozen; freeze less"):
         train(tmp_path / "run", pretrained=tmp_path / "b.safetensors", freeze=frozen, opt="muon")
 
 
