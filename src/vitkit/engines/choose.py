@@ -49,12 +49,13 @@ from vitkit.errors import (
     SettingError,
 )
 from vitkit.io.atomic import refuse_unwritable
-from vitkit.io.caches import cache_folder, caching, is_whole, weights_fingerprint
+from vitkit.io.caches import cache_folder, caching, is_whole
 from vitkit.messages import plural
 from vitkit.models.vit import ViT
 from vitkit.other_names import refuse_moved_keywords
 from vitkit.process import ChildError, NotSentError, available_cores, run_in_child
 from vitkit.weights.checkpoint import Checkpoint, stored_object
+from vitkit.weights.files import weights_fingerprint
 from vitkit.weights.formats.vitkit import as_saved
 
 if TYPE_CHECKING:

@@ -21,12 +21,12 @@ from vitkit.data.datasets.pixel_cache import DECODER
 from vitkit.errors import DataError
 from vitkit.evaluation.loop import predict_batches
 from vitkit.evaluation.metrics import refuse_not_finite
-from vitkit.io.caches import cache_folder, caching, is_whole, weights_fingerprint
+from vitkit.io.caches import cache_folder, caching, is_whole
 from vitkit.models.initialisation import HEADS
 from vitkit.models.vit import ViT
 from vitkit.randomness import hash64
 from vitkit.spec import Preprocess
-from vitkit.weights.files import safetensors_writer
+from vitkit.weights.files import safetensors_writer, weights_fingerprint
 
 # Pooled features of a frozen model, computed once and cached on disk.
 

@@ -16,7 +16,7 @@ from vitkit.errors import CheckpointError, SettingError, SpecError
 from vitkit.io.untrusted import parse_json
 from vitkit.messages import escape
 from vitkit.spec import Preprocess
-from vitkit.weights.catalogue import names_are_assumed
+from vitkit.weights.checkpoint import names_are_assumed
 
 ENDINGS = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2", "aoti": ".pt2"}
 """Format -> ending of the file's name."""

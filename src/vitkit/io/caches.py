@@ -20,21 +20,16 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, UInt64
 
 from vitkit.randomness import hash64
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def cache_folder() -> Path:
@@ -220,46 +215,6 @@ def file_sha256(file: Path | BufferedReader | FileIO) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def tensor_digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return a SHA-256 for each group of tensors: `blocks.3`, `patch_embed`, `head`, `cls_token`.
-
-    Each digest covers name, dtype, shape and bytes of the group's tensors, in the order of their
-    names. So damage is located, and parts of two models are compared by their headers alone.
-    """
-    groups: dict[str, list[str]] = {}
-    for name in sorted(tensors):
-        parts = name.split(".")
-        groups.setdefault(".".join(parts[: 2 if parts[0] == "blocks" else 1]), []).append(name)
-    with ThreadPoolExecutor(2) as threads:  # hashing releases the interpreter lock
-        digests = threads.map(partial(_group_digest, tensors), groups.values())
-        return dict(zip(groups, digests, strict=True))
-
-
-def _group_digest(tensors: Mapping[str, Tensor], names: Sequence[str]) -> str:
-    import torch  # here: a check of images needs digests of files, but no torch
-
-    sha256 = hashlib.sha256()
-    for name in names:
-        tensor = tensors[name].detach().cpu().contiguous()
-        # shape and dtype too: equal bytes may be other numbers
-        sha256.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        sha256.update(tensor.flatten().view(torch.uint8).numpy().data)
-    return sha256.hexdigest()
-
-
-def weights_fingerprint(tensors: Mapping[str, Tensor], without: Sequence[str] = ()) -> str:
-    """Return one SHA-256 of a model's tensors, in 64 hex digits.
-
-    Args:
-        tensors: name -> tensor, as in a state dict.
-        without: groups to leave out, such as `head`.
-    """
-    digests = tensor_digests(tensors)
-    for group in without:
-        digests.pop(group, None)
-    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
 
 # Indexes of large files, so that each file is parsed once.

@@ -73,10 +73,20 @@ def checked_entries(path: Path, archive: zipfile.ZipFile) -> list[zipfile.ZipInf
             declared > INFLATION * size + ZIP_SLACK
         ),
     }
+    refuse(path, problems)
+    return entries
+
+
+def refuse(path: object, problems: Mapping[str, object]) -> None:
+    """Raise `CheckpointError` for the first problem whose value is true.
+
+    Args:
+        path: the file, for the message.
+        problems: what is wrong, as the message says it -> whether it is.
+    """
     for problem, is_there in problems.items():
         if is_there:
             raise CheckpointError(f"{path}: {problem}")
-    return entries
 
 
 def _leads_out(entry: zipfile.ZipInfo) -> bool:

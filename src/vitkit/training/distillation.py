@@ -27,7 +27,6 @@ from vitkit.data.datasets.splitting import match_classes
 from vitkit.data.loading.loader import Batch
 from vitkit.errors import CheckpointError, SettingError
 from vitkit.frozen import frozen
-from vitkit.io.caches import tensor_digests
 from vitkit.io.results import import_by_name
 from vitkit.messages import quote_list
 from vitkit.models.vit import ViT
@@ -37,6 +36,7 @@ from vitkit.training.optimization.precision import Precision, autocast
 from vitkit.training.state.registry import Metadata, Tensors
 from vitkit.training.step import Objective
 from vitkit.weights.checkpoint import Checkpoint
+from vitkit.weights.files import tensor_digests
 from vitkit.weights.load import load
 
 REC_601 = (0.299, 0.587, 0.114)

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from vitkit.data.datasets.splitting import match_classes
 from vitkit.errors import CheckpointError, SettingError
 from vitkit.frozen import field_names
-from vitkit.io.caches import weights_fingerprint
 from vitkit.messages import plural
 from vitkit.models.interface.classifier import is_of_head
 from vitkit.models.presets import preset
@@ -30,6 +29,7 @@ from vitkit.training.config.meaning import Settings
 from vitkit.training.config.train_config import RunConfig, TrainConfig
 from vitkit.training.optimization.parameters import freeze_parts
 from vitkit.weights.checkpoint import Checkpoint, texts
+from vitkit.weights.files import weights_fingerprint
 
 SAVED_FACTS = ("place", "format", "sha256", "licence")
 """Facts about the initial weights that the checkpoints of the run repeat."""

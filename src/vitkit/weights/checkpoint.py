@@ -1,6 +1,10 @@
-"""`Checkpoint`: a model with its preprocessing, class names and metadata.
+"""`Checkpoint`: a model with its preprocessing, class names and metadata; and vitkit's own file.
 
-The class does not import readers or writers of files, so neither does code that uses a checkpoint.
+The file is one `.safetensors` with the weights and everything needed to use them. The tensors have
+timm's names. The header's metadata has one JSON document under the key `vitkit`: format version,
+spec, preprocessing, class names, versions, a sha256 for each group of tensors, and whatever the
+writer adds (recipe, metrics, data fingerprint, licence). Reading checks all of it against the
+header's shapes before any tensor is read. `formats.vitkit` writes it.
 """
 
 from __future__ import annotations
@@ -8,35 +12,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib import resources
 from pathlib import Path
 from pkgutil import resolve_name
+from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from vitkit.data.images.preprocess import Preprocess
-from vitkit.errors import CheckpointError
+from vitkit.errors import CheckpointError, SpecError
+from vitkit.io.untrusted import parse_json, refuse
 from vitkit.messages import plural
 from vitkit.models.interface.pretrained import Origin
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
-from vitkit.weights.catalogue import ASSUMED, imagenet, names_are_assumed
+from vitkit.weights.files import Header, Shapes, Source, tensor_digests
 
 PUBLISHER = "vitkit.weights.publish:publish"
 """The function behind `Checkpoint.push_to_hub`, imported when it is called."""
-
-
-@runtime_checkable
-class Hub(Protocol):
-    """The methods of `huggingface_hub.HfApi` that an upload calls."""
-
-    def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> object:
-        """Create the repository if it does not exist."""
-
-    def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> object:
-        """Upload all files of a folder in one commit."""
 
 
 @runtime_checkable
@@ -163,7 +159,7 @@ class Checkpoint:
         private: bool = False,
         allow_lossy: bool = False,
         message: str = "Upload weights",
-        hub: Hub | None = None,
+        hub: Any = None,
     ) -> str:
         """Upload it to the Hugging Face Hub, as a folder with a model card.
 
@@ -174,8 +170,8 @@ class Checkpoint:
             private: make a new repository private.
             allow_lossy: as for `vitkit.convert`.
             message: message of the commit.
-            hub: the client to upload with; default `huggingface_hub.HfApi()`, which has your
-                login.
+            hub: the client to upload with, such as `huggingface_hub.HfApi(token=...)`; default
+                one with your login.
 
         Returns:
             The address of the repository, which `vitkit.load` takes.
@@ -283,12 +279,227 @@ def filled_model(spec: ViTSpec, tensors: dict[str, Tensor]) -> tuple[ViT, str, l
         if stored.dtype == torch.float64:
             rounded += not torch.equal(floats[name].double(), stored)
     model.load_state_dict(floats, assign=True)
-    notes: list[str] = []
-    if rounded == 1:
-        notes = ["1 tensor of float64 is rounded to float32"]
-    elif rounded:
-        notes = [f"{plural(rounded, 'tensor')} of float64 are rounded to float32"]
-    dtype = dtypes.pop() if len(dtypes) == 1 else "float32"
-    if dtype == "float64":
-        dtype = "float32"
-    return model.eval(), dtype, notes
+    notes = [f"rounded from float64 to float32: {plural(rounded, 'tensor')}"]
+    dtype = "float32"
+    if len(dtypes) == 1 and dtypes != {"float64"}:
+        dtype = dtypes.pop()
+    return model.eval(), dtype, notes if rounded else []
+
+
+# The description of a model in the header of a file that vitkit wrote: spec, preprocessing, class
+# names. In files of other formats it has what the format cannot store.
+
+OWN_FORMAT = "vitkit"
+OWN_VERSION = 1
+"""Version of the format, written into every file."""
+METADATA_KEY = "vitkit"
+"""The entry of the header's metadata with the description."""
+FOREIGN_METADATA_KEY = "vitkit_about"
+"""That entry in files of another format: everything that the format cannot store."""
+LONGEST_REASON = 300
+"""Characters of an error about a description, as that error may quote all of it."""
+
+
+def model_description(
+    spec: ViTSpec, preprocess: Preprocess, classes: Sequence[str]
+) -> dict[str, Any]:
+    """Return spec, preprocessing and class names as JSON values."""
+    return {
+        "spec": spec.to_json(),
+        "preprocess": preprocess.to_json(),
+        "classes": list(classes),
+    }
+
+
+@dataclass(frozen=True)
+class Description:
+    """The description in vitkit's own file, or in one that vitkit wrote in another format.
+
+    Attributes:
+        spec: the architecture.
+        preprocess: how images are resized and normalised.
+        classes: the class names, or none.
+        document: all of the JSON.
+    """
+
+    spec: ViTSpec
+    preprocess: Preprocess
+    classes: tuple[str, ...]
+    document: dict[str, Any]
+
+
+def read_description(header: Header, entry: str = METADATA_KEY) -> Description | None:
+    """Return the description in a header, or None where it has none.
+
+    Args:
+        header: header of the file.
+        entry: key of the header's metadata: `METADATA_KEY` or `FOREIGN_METADATA_KEY`.
+
+    Raises:
+        CheckpointError: a description that cannot be read, or that contradicts itself.
+    """
+    if entry not in header.metadata:
+        return None  # a file of another program
+    try:
+        document = parse_json(header.metadata[entry])
+        spec = ViTSpec.from_json(document["spec"])
+        preprocess = Preprocess.from_json(document["preprocess"])
+        # Optional, unlike spec and preprocessing: a head may have no names.
+        classes = document.get("classes", [])
+    # The header may come from anyone: each of these is a document of another form.
+    except (SpecError, LookupError, TypeError, ValueError, RecursionError, AttributeError) as error:
+        reason = " ".join(str(error)[:LONGEST_REASON].split())
+        raise CheckpointError(f"{header.path}: its description cannot be read: {reason}") from None
+    refuse_contradictions(header.path, spec, preprocess, classes)
+    return Description(spec, preprocess, tuple(classes), document)
+
+
+def refuse_contradictions(
+    path: Path, spec: ViTSpec, preprocess: Preprocess, classes: Sequence[str]
+) -> None:
+    """Refuse preprocessing and class names that contradict the model in the same file.
+
+    Raises:
+        CheckpointError: names that are no texts, another number of them than the head has classes,
+            or images of other channels than the model's.
+    """
+    names = list(classes) if isinstance(classes, list | tuple) else [None]
+    channels = plural(preprocess.channels, "channel")
+    problems = {
+        "its class names are not a list of strings": set(map(type, names)) - {str},
+        f"{len(names)} class names do not match a head of {spec.num_classes}": (
+            len(names) not in (0, spec.num_classes)
+        ),
+        f"its preprocessing has {channels}, its model {spec.in_channels}": (
+            preprocess.channels != spec.in_channels
+        ),
+    }
+    refuse(path, problems)
+
+
+def read_own(source: Source, description: Description) -> dict[str, Tensor]:
+    """Read the tensors of a file of ours, checked against its description and its digests.
+
+    Raises:
+        CheckpointError: weights that do not fit the spec in the file, or are damaged.
+    """
+    check_description(source.header, description)
+    tensors = dict(source)
+    # A file without digests is read, too; where there are some, each group must have its own.
+    expected = description.document.get("sha256")
+    if expected is not None:
+        actual = tensor_digests(tensors)
+        stated = expected if isinstance(expected, dict) else {}
+        damaged = [group for group, digest in actual.items() if stated.get(group) != digest]
+        problem = (
+            f"{', '.join(damaged[:1])} is damaged: its sha256 is not the one that the header "
+            "states; download or copy the file again"
+        )
+        refuse(source.header.path, {problem: damaged})
+    return tensors
+
+
+def check_description(header: Header, description: Description) -> None:
+    """Check a description against the header: version, names and shapes; no tensor is read.
+
+    Raises:
+        CheckpointError: a newer version; tensors missing, unknown, or of another shape.
+    """
+    version = description.document.get("format_version")
+    # Checked before `tensor_shapes` builds the model: a file may declare a million blocks.
+    blocks = description.spec.depth + sum(description.spec.resnet_layers)
+    difference = f"{blocks} blocks in {len(header.shapes)} tensors"
+    if blocks <= len(header.shapes):
+        difference = difference_of(tensor_shapes(description.spec), header.shapes)
+    problems = {
+        f"format version {version!r}; this vitkit reads 1 to {OWN_VERSION}; upgrade vitkit": (
+            type(version) is not int or not 1 <= version <= OWN_VERSION
+        ),
+        f"contradicts the spec in the file: {difference}": difference,
+    }
+    refuse(header.path, problems)
+
+
+def difference_of(expected: Shapes, actual: Shapes) -> str:
+    """Describe how tensors differ from those of a spec, or return an empty text."""
+    missing = sorted(expected.keys() - actual.keys())
+    unknown = sorted(actual.keys() - expected.keys())
+    if missing or unknown:
+        return (
+            f"{plural(len(missing), 'tensor')} missing ({', '.join(missing[:5]) or 'none'}), "
+            f"{len(unknown)} unknown ({', '.join(unknown[:5]) or 'none'})"
+        )
+    for name, shape in actual.items():
+        if shape != expected[name]:
+            return f"{name} has shape {shape}, the spec needs {expected[name]}"
+    return ""
+
+
+# ImageNet-1k's class names, for a head of 1,000 rows whose file names none.
+#
+# The order is that of the sorted WordNet ids (n01440764, n01443537, ...). All published heads of
+# 1,000 classes have it: Google's and jeonsworld's (TensorFlow Datasets' `imagenet2012`), timm's,
+# torchvision's, DeiT's and DINOv2's (folders of images in sorted order), and those on the Hugging
+# Face Hub, which name their classes themselves. Heads of 11,821 or 21,843 rows get no names.
+
+ASSUMED = (
+    "the file has no class names; its 1,000 classes are assumed to be those of ImageNet-1k, in "
+    "order"
+)
+"""The warning in the metadata of a checkpoint whose class names are assumed."""
+
+
+@cache
+def imagenet() -> Mapping[str, str]:
+    """Return WordNet id -> short name of the 1,000 classes, in the order of the logits.
+
+    The table is read at the first call.
+    """
+    text = resources.files("vitkit.weights").joinpath("imagenet.tsv").read_text(encoding="utf-8")
+    lines = [line.split("\t") for line in text.splitlines() if not line.startswith("#")]
+    return MappingProxyType(dict(lines))
+
+
+def assumed_names(spec: ViTSpec, classes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return ImageNet-1k's names for a model of colour images with 1,000 classes and no names.
+
+    Args:
+        spec: the model.
+        classes: the names in its file.
+
+    Returns:
+        1,000 names, or none for any other model.
+    """
+    # A grey model of 1,000 classes is no ImageNet model.
+    if classes or spec.num_classes != 1000 or spec.in_channels != 3:
+        return ()
+    return tuple(imagenet().values())
+
+
+def with_assumption(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint's metadata with the warning that its class names are assumed."""
+    sure = metadata.get("sure")
+    if not isinstance(sure, Mapping):
+        sure = {}
+    warnings = metadata.get("warnings")
+    if not isinstance(warnings, list):
+        warnings = []
+    return {
+        **metadata,
+        "sure": {**sure, "classes": "usual"},
+        "warnings": [*(line for line in warnings if line != ASSUMED), ASSUMED],
+    }
+
+
+def names_are_assumed(classes: Sequence[str], metadata: Mapping[str, Any]) -> bool:
+    """Return True if a checkpoint's metadata mark its class names as assumed.
+
+    Args:
+        classes: its class names.
+        metadata: may be older than the names, as of a model that got another head since.
+    """
+    sure = metadata.get("sure")
+    if not isinstance(sure, Mapping) or sure.get("classes") != "usual":
+        return False
+    # A head of other classes may carry the metadata of the checkpoint that it began with.
+    return bool(classes) and set(classes) <= set(imagenet().values())

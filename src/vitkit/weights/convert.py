@@ -16,10 +16,10 @@ from vitkit.io.results import nonempty_path
 from vitkit.messages import escape
 from vitkit.spec import Preprocess, ViTSpec
 from vitkit.weights.adapt import adapt as adapt_checkpoint
-from vitkit.weights.checkpoint import Checkpoint, texts
-from vitkit.weights.formats.format import OWN_FORMAT, STEP_KINDS, Step
+from vitkit.weights.checkpoint import OWN_FORMAT, Checkpoint, texts
+from vitkit.weights.formats.format import STEP_KINDS, Step
 from vitkit.weights.inspection import Inspection, inspect
-from vitkit.weights.load import load_silently, load_with
+from vitkit.weights.load import load_with
 from vitkit.weights.verify import (
     ModelOutputs,
     ReferenceModel,
@@ -129,7 +129,7 @@ def convert(
     """
     refuse_unknown_format(to)
     out = nonempty_path(out, "out")
-    checkpoint = load_silently(path, model, trust_pickle=trust_pickle, strict=strict, **overrides)
+    checkpoint = load_with(path, model=model, trust_pickle=trust_pickle, strict=strict, **overrides)
     before, earlier = checkpoint.model.state_dict(), len(texts(checkpoint.metadata, "adapted"))
     if adapt:
         checkpoint = adapt_checkpoint(checkpoint, **adapt)
@@ -180,7 +180,7 @@ def _run_written(
             return reference(image), reference.library, ""
         unproved = reference
     # No library can run it: read it again, with the fields that the file has no place for.
-    model = load_with(path, None, **not_stored).model
+    model = load_with(path, **not_stored).model
     return run_model(model, image), OWN_FORMAT, unproved
 
 

@@ -6,6 +6,7 @@ where the user trusts it, and then by torch's restricted reader alone.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import math
@@ -13,7 +14,8 @@ import os
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -36,13 +38,15 @@ from vitkit.io.untrusted import (
     checked_entries,
     parse_json,
     read_json,
+    refuse,
 )
 from vitkit.messages import nearest_parent
 from vitkit.weights.pickles import PICKLE_ENDINGS, read_pickle
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 """Tensor name -> shape."""
-WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+DTYPE_NAMES = ("float32", "float16", "bfloat16", "float64")
+WEIGHT_DTYPES = [getattr(torch, name) for name in DTYPE_NAMES]
 """The dtypes of tensors that count as weights."""
 IMPOSTORS = {
     b"version https://git-lfs": "a Git LFS pointer, not the file itself; run `git lfs pull`",
@@ -128,15 +132,13 @@ class Source(Mapping[str, Tensor]):
             CheckpointError: the tensor is damaged, holds no floating-point numbers, or holds
                 numbers that are not finite.
         """
-        read = self.tensors[name].read
+        # Errors of any container become one line with the file and the tensor.
         try:
-            # Errors of any container become one line with the file and the tensor.
-            tensor = read()
-            _refuse_unusable_numbers(name, tensor)
-        except CheckpointError as error:
-            raise CheckpointError(f"{self.header.path}: {error}") from None
+            tensor = self.tensors[name].read()
+            problem = unusable_numbers(tensor)
         except READ_ERRORS as error:
-            raise CheckpointError(f"{self.header.path}: {name}: cannot be read: {error}") from None
+            problem = f"cannot be read: {error}"
+        refuse(self.header.path, {f"{name}: {problem}": problem})
         return tensor
 
     def __contains__(self, name: object) -> bool:
@@ -162,26 +164,10 @@ class Source(Mapping[str, Tensor]):
             names: old name -> new name; tensors that are not in it are left out.
             *notes: added to the header's.
         """
-        return self._with({new: self.tensors[old] for old, new in names.items()}, *notes)
+        return self.replaced({new: self.tensors[old] for old, new in names.items()}, *notes)
 
-    def with_computed(
-        self, computed: Mapping[str, ComputedTensor], *notes: str, instead_of: Set[str]
-    ) -> Source:
-        """Return the same tensors, with some replaced by tensors computed from them.
-
-        Args:
-            computed: name -> the tensor.
-            *notes: added to the header's.
-            instead_of: names of tensors that are left out.
-        """
-        others = {name: t for name, t in self.tensors.items() if name not in instead_of}
-        return self._with({**others, **computed}, *notes)
-
-    def with_note(self, note: str) -> Source:
-        """Return the same tensors with a line added to the header's notes."""
-        return self._with(self.tensors, note)
-
-    def _with(self, tensors: Mapping[str, ComputedTensor], *notes: str) -> Source:
+    def replaced(self, tensors: Mapping[str, ComputedTensor], *notes: str) -> Source:
+        """Return other tensors of the same file, with lines added to the header's notes."""
         header = replace(self.header, notes=(*self.header.notes, *notes))
         return Source(header, tensors, self._files)
 
@@ -201,32 +187,65 @@ class Source(Mapping[str, Tensor]):
         names = {name: rename(name) for name in self}
         if clash is not None and len(set(names.values())) < len(names):
             raise CheckpointError(clash)
-        unchanged = all(old == new for old, new in names.items())
-        if unchanged and not notes:
-            return self
         return self.renamed(names, *notes)
 
 
-def _refuse_unusable_numbers(name: str, tensor: Tensor) -> None:
-    """Refuse a tensor that a model cannot compute with."""
-    if tensor.dtype not in WEIGHT_DTYPES:
-        kind = str(tensor.dtype).removeprefix("torch.")
-        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in WEIGHT_DTYPES)
-        raise CheckpointError(f"{name}: {kind} is not a dtype of weights; expected {known}")
-    not_finite = count_not_finite(tensor)
-    if not_finite:
-        raise CheckpointError(
-            f"{name}: {not_finite} of {tensor.numel()} numbers are NaN or infinite; use a "
-            "checkpoint from before training diverged"
-        )
-
-
-def count_not_finite(tensor: Tensor) -> int:
-    """Return how many numbers of a tensor are NaN or infinite in float32."""
+def unusable_numbers(tensor: Tensor) -> str:
+    """Describe why a model cannot compute with a tensor, or return an empty text."""
+    if tensor.is_meta or tensor.dtype not in WEIGHT_DTYPES:
+        kind = "the meta device" if tensor.is_meta else str(tensor.dtype).removeprefix("torch.")
+        return f"{kind} is not a dtype of weights; expected {', '.join(DTYPE_NAMES)}"
     # A sum never loses a NaN or an infinity, so the slow test runs only where one is likely.
     if torch.isfinite(tensor.sum(dtype=torch.float32)):
-        return 0
-    return int((~torch.isfinite(tensor.float())).sum())
+        return ""
+    count = int((~torch.isfinite(tensor.float())).sum())
+    if not count:
+        return ""
+    return (
+        f"{count} of {tensor.numel()} numbers are NaN or infinite in float32; use a checkpoint "
+        "from before training diverged"
+    )
+
+
+# Digests of tensors.
+
+
+def tensor_digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return a SHA-256 for each group of tensors: `blocks.3`, `patch_embed`, `head`, `cls_token`.
+
+    Each digest covers name, dtype, shape and bytes of the group's tensors, in the order of their
+    names. So damage is located, and parts of two models are compared by their headers alone.
+    """
+    groups: dict[str, list[str]] = {}
+    for name in sorted(tensors):
+        parts = name.split(".")
+        groups.setdefault(".".join(parts[: 2 if parts[0] == "blocks" else 1]), []).append(name)
+    with ThreadPoolExecutor(2) as threads:  # hashing releases the interpreter lock
+        digests = threads.map(partial(_group_digest, tensors), groups.values())
+        return dict(zip(groups, digests, strict=True))
+
+
+def _group_digest(tensors: Mapping[str, Tensor], names: Sequence[str]) -> str:
+    sha256 = hashlib.sha256()
+    for name in names:
+        tensor = tensors[name].detach().cpu().contiguous()
+        # shape and dtype too: equal bytes may be other numbers
+        sha256.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        sha256.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return sha256.hexdigest()
+
+
+def weights_fingerprint(tensors: Mapping[str, Tensor], without: Sequence[str] = ()) -> str:
+    """Return one SHA-256 of a model's tensors, in 64 hex digits.
+
+    Args:
+        tensors: name -> tensor, as in a state dict.
+        without: groups to leave out, such as `head`.
+    """
+    digests = tensor_digests(tensors)
+    for group in without:
+        digests.pop(group, None)
+    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
 
 # Opening a file or a folder.
@@ -257,16 +276,13 @@ def _weights_of(folder: Path) -> Path:
     for name in WEIGHTS_FILES:
         if (folder / name).is_file():
             return folder / name
+    reason = "not a run or checkpoint folder (no model.safetensors or weights/best.safetensors)"
+    remedy = "name one, or a file of weights"
     last = folder / "weights" / "last.safetensors"
     if last.is_file():  # a run that was stopped in its first epoch
-        raise CheckpointError(
-            f"{folder}: no weights/best.safetensors, as no epoch of this run is complete; name "
-            f"{last}"
-        )
-    raise CheckpointError(
-        f"{folder} is not a run or checkpoint folder (no model.safetensors or "
-        "weights/best.safetensors); name one, or a file of weights"
-    )
+        reason = "no weights/best.safetensors, as no epoch of this run is complete"
+        remedy = f"name {last}"
+    raise CheckpointError(f"{folder}: {reason}; {remedy}")
 
 
 def _check_file(path: Path) -> None:
@@ -288,62 +304,58 @@ def _check_file(path: Path) -> None:
             problem = f"no such file; {nearest_parent(path)}"
         except OSError as error:
             problem = f"cannot be opened: {error.strerror}"
-    if problem:
-        raise CheckpointError(f"{path}: {problem}")
+    refuse(path, {problem: problem})
 
 
 def _open_file(path: Path, documents: Mapping[str, dict[str, Any]], trust: bool) -> Source:
     """Open one file that is complete in itself."""
     header = Header(path, documents=documents)
+    endings = (".safetensors", ".npz", *PICKLE_ENDINGS)
+    ending = f"ends in {path.suffix or 'nothing'}; expected {', '.join(endings)}"
+    refuse(path, {ending: not path.name.endswith(endings)})
     # By the ending: trying readers one after the other would run the pickle reader on anything.
     if path.name.endswith(PICKLE_ENDINGS):
         source = _open_pickle(header, trust)
     elif path.suffix == ".safetensors":
         source = _open_safetensors(header)
-    elif path.suffix == ".npz":
-        source = _open_npz(header)
     else:
-        raise CheckpointError(
-            f"{path}: ends in {path.suffix or 'nothing'}; expected .safetensors, .npz, "
-            f"{', '.join(PICKLE_ENDINGS)}"
-        )
-    problem = ""
-    if len(source) > MAX_TENSORS:
-        problem = f"{len(source)} tensors are too many; at most {MAX_TENSORS} are read"
-    for name, shape in source.header.shapes.items():
-        if 0 in shape and max(shape) > LONGEST_EMPTY:
-            problem = f"{name} is empty, with a side of {max(shape)}; at most {LONGEST_EMPTY}"
-    if problem:
-        source.__exit__()
-        raise CheckpointError(f"{path}: {problem}")
+        source = _open_npz(header)
+    empty = [side for shape in source.header.shapes.values() if 0 in shape for side in shape]
+    count, longest = len(source), max(empty, default=0)
+    problems = {
+        f"{count} tensors are too many; at most {MAX_TENSORS} are read": count > MAX_TENSORS,
+        f"an empty tensor has a side of {longest}; at most {LONGEST_EMPTY} is read": (
+            longest > LONGEST_EMPTY
+        ),
+    }
+    with ExitStack() as files:
+        files.enter_context(source)
+        refuse(path, problems)
+        files.pop_all()
     return source
 
 
 def _open_shards(path: Path, documents: Mapping[str, dict[str, Any]], trust: bool) -> Source:
     """Open all files of a sharded checkpoint by its index, `{"weight_map": {tensor: file}}`."""
     weight_map = read_json(path).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{path}: expected a `weight_map` from tensor names to files")
+    no_map = not isinstance(weight_map, dict) or not weight_map
+    refuse(path, {"expected a `weight_map` from tensor names to files": no_map})
     tensors: dict[str, ComputedTensor] = {}
     shards: dict[str, Source] = {}
     with ExitStack() as files:
-        # Each file is opened once, however many tensors the index finds in it.
-        for file_name in sorted({str(value) for value in weight_map.values()}):
-            file = path.parent / file_name
+        for tensor, value in (weight_map or {}).items():
+            name = str(value)
             # The index is untrusted: it may only name files of weights in its own folder.
-            is_plain_name = Path(file_name).name == file_name
-            if not is_plain_name or not file_name.endswith((".safetensors", *PICKLE_ENDINGS)):
-                raise CheckpointError(
-                    f"{path}: the shard {file_name!r} is not a weights file, or lies outside of "
-                    "the folder"
-                )
-            _check_file(file)
-            shards[file_name] = files.enter_context(_open_file(file, {}, trust))
-        for tensor, file_name in weight_map.items():
-            shard = shards[str(file_name)]
-            if tensor not in shard:
-                raise CheckpointError(f"{path}: {tensor} is not in {file_name}")
-            tensors[tensor] = shard.tensors[tensor]
+            is_weights = name.endswith((".safetensors", *PICKLE_ENDINGS))
+            outside = f"the shard {name!r} is not a weights file, or lies outside of the folder"
+            refuse(path, {outside: not is_weights or Path(name).name != name})
+            # Each file is opened once, however many tensors the index finds in it.
+            if name not in shards:
+                _check_file(path.parent / name)
+                shard = _open_file(path.parent / name, {}, trust)
+                shards[name] = files.enter_context(shard)
+            refuse(path, {f"{tensor} is not in {name}": tensor not in shards[name]})
+            tensors[tensor] = shards[name].tensors[tensor]
         return Source(Header(path, documents=documents), tensors, files.pop_all())
 
 
@@ -375,11 +387,11 @@ def _open_safetensors(header: Header) -> Source:
             # Opened once for everything: a run may replace the file at any moment.
             file = files.enter_context(path.open("rb"))
             length = int.from_bytes(file.read(8), "little")
-            if length > LONGEST_HEADER:
-                raise CheckpointError(
-                    f"{path}: not a safetensors file that vitkit reads: its header has {length} "
-                    f"bytes, and at most {LONGEST_HEADER} are read"
-                )
+            too_long = (
+                f"not a safetensors file that vitkit reads: its header has {length} bytes, and at "
+                f"most {LONGEST_HEADER} are read"
+            )
+            refuse(path, {too_long: length > LONGEST_HEADER})
             with safe_open(path, framework="pt"):
                 pass  # the library checks the whole header as it opens the file
             entries = parse_json(file.read(length))
@@ -435,11 +447,11 @@ def safetensors_writer(
         addresses.add(tensor.data_ptr())
     header = {"format": "pt", **metadata}
     length = len(json.dumps(header)) + sum(len(name) + ENTRY_BYTES for name in stored)
-    if length > LONGEST_HEADER:
-        raise CheckpointError(
-            f"{path}: {length / 1e6:.1f} MB of metadata, and at most "
-            f"{LONGEST_HEADER / 1e6:g} MB can be written; keep them in a file of their own"
-        )
+    too_long = (
+        f"{length / 1e6:.1f} MB of metadata, and at most {LONGEST_HEADER / 1e6:g} MB can be "
+        "written; keep them in a file of their own"
+    )
+    refuse(path, {too_long: length > LONGEST_HEADER})
 
     def write(temporary: Path) -> None:
         # The library makes files of mode 600; the umask's mode is restored afterwards.
@@ -450,9 +462,7 @@ def safetensors_writer(
         except SafetensorError as error:
             # The library hides the system's error (disk full, ...) in its text.
             number = re.search(r"os error (\d+)", str(error))
-            if number is None:
-                raise
-            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+            raise OSError(int(number[1]) if number else 0, str(error)) from error
         temporary.chmod(mode)
 
     return FileWriter(sum(tensor.nbytes for tensor in stored.values()), write)
@@ -491,11 +501,9 @@ def _array_header(
         shape, _, dtype = read(file)
     sides = tuple(map(int, shape))
     is_number = not dtype.hasobject and dtype.names is None and dtype.itemsize > 0
-    if not is_number or min(sides, default=0) < 0 or math.prod(sides) * dtype.itemsize > size:
-        raise CheckpointError(
-            f"{name} declares {dtype} of shape {sides[:8]} in {size} bytes, and is no array of "
-            "numbers"
-        )
+    fits = min(sides, default=0) >= 0 and math.prod(sides) * dtype.itemsize <= size
+    problem = f"declares {dtype} of shape {sides[:8]} in {size} bytes, and is no array of numbers"
+    refuse(name, {problem: not (is_number and fits)})
     return sides, dtype.str
 
 

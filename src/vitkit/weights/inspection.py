@@ -9,28 +9,23 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from vitkit.errors import CheckpointError
 from vitkit.messages import escape
 from vitkit.spec import Preprocess, ViTSpec
-from vitkit.weights.catalogue import (
+from vitkit.weights.catalogue import CatalogueEntry
+from vitkit.weights.checkpoint import (
     ASSUMED,
-    CatalogueEntry,
-    assumed_names,
-    locate,
-    names_are_assumed,
-)
-from vitkit.weights.checkpoint import tensor_shapes
-from vitkit.weights.files import Header, Source, open_source
-from vitkit.weights.formats.format import (
     OWN_FORMAT,
     Description,
-    Inferred,
-    Sure,
-    read_description,
+    assumed_names,
+    check_description,
+    names_are_assumed,
+    tensor_shapes,
 )
-from vitkit.weights.formats.key_table import PARTIAL_HINT, few, match_keys
-from vitkit.weights.formats.vitkit import check_description
-from vitkit.weights.recognise_format import Hints, recognise, refuse_other_model
+from vitkit.weights.files import Header, Source
+from vitkit.weights.formats.format import Inferred, Sure
+from vitkit.weights.formats.keys import PARTIAL_HINT, few, match_keys, named_errors
+from vitkit.weights.load import opened
+from vitkit.weights.recognise_format import Hints, recognise
 
 SHOWN_APART = ("spec", "preprocess", "classes", "sha256", "format_version")
 """Entries of a vitkit file's description that are not repeated in `Inspection.metadata`."""
@@ -156,19 +151,12 @@ def inspect(
         CheckpointError, SettingError, SpecError: as for `load`.
     """
     hints = Hints.for_model(model, overrides)
-    local_path, entry = locate(path, trust_pickle=trust_pickle)
-    with open_source(local_path, trust_pickle=trust_pickle) as source:
-        description = read_description(source.header)
+    with opened(path, overrides, trust_pickle=trust_pickle) as (source, description, entry):
         if description is None:
-            # Files of others: all that is known follows from names, shapes and documents.
-            inspection = _inspect_foreign(path, source, overrides, hints, entry)
-        elif overrides:
-            raise CheckpointError(
-                f"{path}: describes itself completely; leave out {', '.join(overrides)}"
-            )
+            inspection = _inspect_foreign(source, overrides, hints, entry)
         else:
             inspection = _inspect_own(source.header, description)
-            refuse_other_model(path, hints, inspection.spec)
+    hints.refuse_other_model(path, inspection.spec)
     return inspection
 
 
@@ -188,22 +176,14 @@ def _inspect_own(header: Header, description: Description) -> Inspection:
 
 
 def _inspect_foreign(
-    path: str | Path,
-    source: Source,
-    overrides: Mapping[str, Any],
-    hints: Hints,
-    entry: CatalogueEntry | None,
+    source: Source, overrides: Mapping[str, Any], hints: Hints, entry: CatalogueEntry | None
 ) -> Inspection:
-    """Describe the model in an open file of a foreign format."""
+    """Describe the model in an open file of a foreign format: by names, shapes and documents."""
     form, source, inferred = recognise(source, overrides, hints, entry)
-    header = source.header
-    refuse_other_model(path, hints, inferred.spec)
-    try:
+    header, spec = source.header, inferred.spec
+    with named_errors(header.path, form.name):
         # By names alone: `load` also compares shapes and numbers.
-        spec = inferred.spec
         match = match_keys(form.table(spec), spec, tensor_shapes(spec).keys(), header)
-    except CheckpointError as error:
-        raise CheckpointError(f"{header.path}: as {form.name}: {error}") from None
     notes = (*header.notes, *match.ignored, *inferred.warnings)
     inspection = _inspection(header, form.name, replace(inferred, warnings=notes))
     return replace(

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike, fspath
+from os.path import exists
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import CheckpointError
+from vitkit.io.untrusted import refuse
 from vitkit.messages import escape, plural
-from vitkit.weights.catalogue import CatalogueEntry, assumed_names, locate, with_assumption
-from vitkit.weights.checkpoint import Checkpoint, filled_model, initial_values, tensor_shapes, texts
+from vitkit.weights import checkpoint as parts
+from vitkit.weights.catalogue import CatalogueEntry, locate
+from vitkit.weights.checkpoint import Checkpoint, Description, texts
 from vitkit.weights.files import Source, open_source
-from vitkit.weights.formats.format import OWN_FORMAT, Description, read_description
-from vitkit.weights.formats.key_table import KeyMatch, few, read_tensors
-from vitkit.weights.formats.vitkit import read_own
+from vitkit.weights.formats.keys import KeyMatch, few, named_errors, read_tensors
 
 if TYPE_CHECKING:
     from vitkit.weights.recognise_format import Hints
@@ -59,25 +61,10 @@ def load(
         SettingError: there is no preset of the name `model`.
         SpecError: a field that does not exist.
     """
-    checkpoint = load_silently(path, model, trust_pickle=trust_pickle, strict=strict, **overrides)
+    checkpoint = load_with(path, model=model, trust_pickle=trust_pickle, strict=strict, **overrides)
     for line in checkpoint.warnings:
         # A line may quote names of tensors, which hold any text.
         logging.getLogger("vitkit").warning("%s: %s", path, escape(line))
-    return checkpoint
-
-
-def load_silently(
-    path: str | Path, model: str | None, *, trust_pickle: bool, strict: bool, **overrides: Any
-) -> Checkpoint:
-    """Read a checkpoint as `load` does, without logging; arguments and errors as for `load`."""
-    # Hints only fill what the file leaves open; overrides hold in any case.
-    if not model:
-        return load_with(path, None, trust_pickle=trust_pickle, strict=strict, **overrides)
-    from vitkit.weights.recognise_format import Hints, refuse_other_model
-
-    hints = Hints.for_model(model, overrides)
-    checkpoint = load_with(path, hints, trust_pickle=trust_pickle, strict=strict, **overrides)
-    refuse_other_model(path, hints, checkpoint.model.spec)
     return checkpoint
 
 
@@ -99,17 +86,19 @@ def as_checkpoint(source: Checkpoint | str | PathLike[str]) -> Checkpoint:
 
 def load_with(
     path: str | Path,
-    hints: Hints | None,
+    hints: Hints | None = None,
     *,
+    model: str | None = None,
     trust_pickle: bool = False,
     strict: bool = True,
     **overrides: Any,
 ) -> Checkpoint:
-    """Read a checkpoint with given hints, without logging.
+    """Read a checkpoint as `load` does, with given hints and without logging.
 
     Args:
         path: as for `load`.
         hints: values for fields that the file leaves open.
+        model: as for `load`.
         trust_pickle: as for `load`.
         strict: as for `load`.
         **overrides: as for `load`.
@@ -117,30 +106,56 @@ def load_with(
     Raises:
         CheckpointError: as for `load`.
     """
-    local_path, entry = locate(path, trust_pickle=trust_pickle)
-    with open_source(local_path, trust_pickle=trust_pickle) as source:
-        description = read_description(source.header)
+    if model:
+        from vitkit.weights.recognise_format import Hints
+
+        # Hints only fill what the file leaves open; overrides hold in any case.
+        hints = Hints.for_model(model, overrides)
+    with opened(path, overrides, trust_pickle=trust_pickle) as (source, description, entry):
         if description is None:
             checkpoint = _load_foreign(source, overrides, hints, entry, strict=strict)
-        elif overrides:
-            raise CheckpointError(
-                f"{path}: describes itself completely; leave out {', '.join(overrides)}"
-            )
         else:
             checkpoint = _load_own(source, description)
     # Class names are not part of most formats; a head of 1,000 classes is ImageNet's.
-    names = assumed_names(checkpoint.model.spec, checkpoint.classes)
+    names = parts.assumed_names(checkpoint.model.spec, checkpoint.classes)
     if names:
-        metadata = with_assumption(checkpoint.metadata)
+        metadata = parts.with_assumption(checkpoint.metadata)
         checkpoint = replace(checkpoint, classes=names, metadata=metadata)
     # Last, as the origin has the class names.
     checkpoint.model.origin = checkpoint.origin
+    if model and hints is not None:
+        hints.refuse_other_model(path, checkpoint.model.spec)
     return checkpoint
+
+
+@contextmanager
+def opened(
+    path: str | Path, overrides: Mapping[str, Any], *, trust_pickle: bool
+) -> Iterator[tuple[Source, Description | None, CatalogueEntry | None]]:
+    """Open a checkpoint: the file, its description if it is ours, its entry in the catalogue.
+
+    Args:
+        path: as for `load`.
+        overrides: spec fields of the caller; a file of ours takes none.
+        trust_pickle: as for `load`.
+
+    Raises:
+        CheckpointError: as for `load`.
+    """
+    entry = None
+    # A file that exists goes before a published checkpoint of that name.
+    if not isinstance(path, str | PathLike) or not exists(path):
+        path, entry = locate(path, trust_pickle=trust_pickle)
+    with open_source(Path(path), trust_pickle=trust_pickle) as source:
+        description = parts.read_description(source.header)
+        complete = f"describes itself completely; leave out {', '.join(overrides)}"
+        refuse(path, {complete: description is not None and overrides})
+        yield source, description, entry
 
 
 def _load_own(source: Source, description: Description) -> Checkpoint:
     """Read the checkpoint in an open file of ours."""
-    model, dtype, notes = filled_model(description.spec, read_own(source, description))
+    model, dtype, notes = parts.filled_model(description.spec, parts.read_own(source, description))
     metadata = dict(description.document)
     if notes:
         metadata["notes"] = [*texts(metadata, "notes"), *notes]
@@ -148,7 +163,6 @@ def _load_own(source: Source, description: Description) -> Checkpoint:
         model=model,
         preprocess=description.preprocess,
         classes=description.classes,
-        format=OWN_FORMAT,
         metadata=metadata,
         path=source.header.path,
         dtype=dtype,
@@ -171,16 +185,13 @@ def _load_foreign(
     form, source, inferred = recognise(source, overrides, hints or Hints(), entry)
     spec = inferred.spec
     # The error names the format, as the file may have been taken for another one than it is.
-    try:
+    with named_errors(path, form.name):
         tensors, match = read_tensors(
-            form.table(spec), spec, tensor_shapes(spec), source, strict=strict
+            form.table(spec), spec, parts.tensor_shapes(spec), source, strict=strict
         )
-    except CheckpointError as error:
-        reason = str(error).removeprefix(f"{path}: ")
-        raise CheckpointError(f"{path}: as {form.name}: {reason}") from None
     if match.fresh:
-        tensors |= initial_values(spec, match.fresh)  # only with strict=False
-    model, dtype, rounding_notes = filled_model(spec, tensors)
+        tensors |= parts.initial_values(spec, match.fresh)  # only with strict=False
+    model, dtype, rounding_notes = parts.filled_model(spec, tensors)
     metadata: dict[str, Any] = {}
     if entry is not None:
         metadata |= {"catalogue": entry.name, "licence": entry.licence}

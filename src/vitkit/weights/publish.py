@@ -21,9 +21,8 @@ from vitkit.io.results import nonempty_path
 from vitkit.messages import plural
 from vitkit.models.interface.pretrained import Origin, default_preprocess
 from vitkit.spec import Preprocess
-from vitkit.weights.catalogue import hub_errors, with_assumption
-from vitkit.weights.checkpoint import Checkpoint, Hub, texts
-from vitkit.weights.formats.format import OWN_FORMAT
+from vitkit.weights.catalogue import hub_errors
+from vitkit.weights.checkpoint import OWN_FORMAT, Checkpoint, texts, with_assumption
 from vitkit.weights.formats.timm_config import timm_architecture
 from vitkit.weights.formats.vitkit import as_saved, class_names, unwrapped
 from vitkit.weights.write import (
@@ -43,7 +42,7 @@ def publish(
     private: bool,
     allow_lossy: bool,
     message: str,
-    hub: Hub | None,
+    hub: Any,
 ) -> str:
     """Upload a checkpoint; `Checkpoint.push_to_hub` has the arguments, defaults and errors."""
     refuse_unknown_format(to)
@@ -133,7 +132,7 @@ def _write_folder(
     return (*stored.files, card)
 
 
-def _upload(hub: Hub | None, name: str, folder: Path, private: bool, message: str) -> str:
+def _upload(hub: Any, name: str, folder: Path, private: bool, message: str) -> str:
     """Create the repository, upload the folder in one commit, and return the address."""
     # The default client has the login of this machine.
     if hub is None:

@@ -6,45 +6,33 @@ caller (`Hints`) replaces it; remaining guesses are reported in one line.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vitkit.errors import CheckpointError, SpecError
+from vitkit.io.untrusted import refuse
 from vitkit.models.presets import preset
 from vitkit.spec import ViTSpec
+from vitkit.weights import checkpoint as own
 from vitkit.weights.catalogue import CatalogueEntry
 from vitkit.weights.files import Header, Source
 from vitkit.weights.formats.dinov2 import DINOV2
 from vitkit.weights.formats.first_paper import JEONSWORLD, TORCHVISION
-from vitkit.weights.formats.format import (
-    FOREIGN_METADATA_KEY,
-    OWN_FORMAT,
-    Description,
-    Format,
-    Inferred,
-    read_description,
-)
+from vitkit.weights.formats.format import Format, Inferred
 from vitkit.weights.formats.google import GOOGLE
 from vitkit.weights.formats.huggingface import HUGGINGFACE
-from vitkit.weights.formats.key_table import check_size
+from vitkit.weights.formats.keys import check_size, named_errors
 from vitkit.weights.formats.lucidrains import LUCIDRAINS
 from vitkit.weights.formats.timm import DEIT, TIMM
-from vitkit.weights.formats.unwrapping import find_model, unknown_format
+from vitkit.weights.formats.unwrapping import find_model
 
 # timm comes last: its names are the most general, and files of others match them, too.
 _IN_ORDER = (GOOGLE, HUGGINGFACE, TORCHVISION, JEONSWORLD, LUCIDRAINS, DINOV2, DEIT, TIMM)
 FORMATS: dict[str, Format] = {form.name: form for form in _IN_ORDER}
-MALFORMED = (
-    LookupError,
-    TypeError,
-    ValueError,
-    ArithmeticError,
-    AttributeError,
-    RuntimeError,
-)
+MALFORMED = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError)
 """Exceptions of a format's code for documents and shapes that are not of this format."""
 GUESSED_FIELDS = (
     "num_heads",
@@ -81,7 +69,7 @@ REMEDY = (
 
 def formats() -> set[str]:
     """Return the names of the formats that can be read and written."""
-    return {OWN_FORMAT, *FORMATS}
+    return {own.OWN_FORMAT, *FORMATS}
 
 
 @dataclass(frozen=True)
@@ -124,24 +112,22 @@ class Hints:
                 lines.append(f"{name} {ours}, not {theirs}")
         return lines
 
-    def image_sizes(self) -> Iterator[Any]:
-        """Yield candidate image sizes, most likely first."""
+    def refuse_other_model(self, path: str | Path, spec: ViTSpec) -> None:
+        """Raise `CheckpointError` if the named preset is not the model in the file."""
+        lines = self.differences(spec, "patch_size")
+        problem = f"does not contain the model that --model names: {'; '.join(lines)}"
+        refuse(path, {problem: lines})
+
+    @property
+    def image_sizes(self) -> list[Any]:
+        """Candidate image sizes, most likely first."""
+        sizes = [self.named.image_size] if self.named is not None else []
         if "image_size" in self.fields:
-            yield self.fields["image_size"]
-        if self.named is not None:
-            yield self.named.image_size
+            return [self.fields["image_size"], *sizes]
+        return sizes
 
 
 # The format of a file, and the model in it.
-
-
-def refuse_other_model(path: str | Path, hints: Hints, spec: ViTSpec) -> None:
-    """Raise `CheckpointError` if the named preset is not the model in the file."""
-    differences = hints.differences(spec, "patch_size")
-    if differences:
-        raise CheckpointError(
-            f"{path}: does not contain the model that --model names: {'; '.join(differences)}"
-        )
 
 
 def recognise(
@@ -162,16 +148,14 @@ def recognise(
         CheckpointError: no known format, or a file that contradicts itself.
     """
     path = source.header.path
-    model = find_model(source, FORMATS.values())
-    if model is None:
-        raise unknown_format(source, FORMATS)
+    model = find_model(source, FORMATS)
     form = model.form
     # An entry of the catalogue is as good as a model named by the caller.
     if entry:
         published = {**hints.fields, "image_size": entry.image_size}
         hints = Hints(published, hints.named or preset(entry.preset))
     # Files that vitkit wrote in another format have our description beside theirs.
-    description = read_description(model.source.header, FOREIGN_METADATA_KEY)
+    description = own.read_description(model.source.header, own.FOREIGN_METADATA_KEY)
     # Fields that hold as if the caller had given them, from our description or the catalogue.
     known: dict[str, Any] = {}
     if description is not None:
@@ -179,28 +163,25 @@ def recognise(
         hints = Hints()
     elif entry is not None:
         known = entry.fields
-    try:
-        # Names first: inference and table know one version of the format's names.
-        source = form.prepare(model.source)
-        inferred = infer_with_hints(form, source.header, {**known, **overrides}, hints)
+    with named_errors(path, form.name):
+        try:
+            # Names first: inference and table know one version of the format's names.
+            source = form.prepare(model.source)
+            inferred = infer_with_hints(form, source.header, {**known, **overrides}, hints)
+        # A format indexes documents and shapes freely.
+        except MALFORMED as error:
+            raise CheckpointError(f"not a valid file ({type(error).__name__}: {error})") from None
         check_size(inferred.spec, source.header.shapes)
         if description is not None:
             inferred = _with_description(inferred, description)
         elif entry is not None:
             inferred = _as_published(inferred, entry)
-        inferred = with_guess_warning(inferred, form)
-    except (SpecError, CheckpointError) as error:
-        raise CheckpointError(f"{path}: as {form.name}: {error}") from None
-    # A format indexes documents and shapes freely; here its errors get the name of the file.
-    except MALFORMED as error:
-        raise CheckpointError(
-            f"{path}: not a valid {form.name} file ({type(error).__name__}: {error})"
-        ) from None
+    inferred = with_guess_warning(inferred, form)
     warnings = (*inferred.warnings, *model.warnings)
     return form, source, replace(inferred, warnings=warnings, left_out=model.outside)
 
 
-def _with_description(inferred: Inferred, description: Description) -> Inferred:
+def _with_description(inferred: Inferred, description: own.Description) -> Inferred:
     """Replace values that are only usual by those that vitkit wrote into the file's header."""
     for name in ("num_classes", "in_channels", "width", "depth"):
         stated, actual = getattr(description.spec, name), getattr(inferred.spec, name)
@@ -248,7 +229,17 @@ def infer_with_hints(
     Raises:
         CheckpointError, SpecError: as for `form.infer`.
     """
-    first, overrides = _first_inference(form, header, overrides, hints)
+    try:
+        first = form.infer(header, overrides)
+    except CheckpointError:
+        # The file alone does not decide its image size: try those that the caller may mean.
+        for size in hints.image_sizes:
+            with suppress(CheckpointError, SpecError):
+                sized = {"image_size": size, **overrides}
+                first, overrides = form.infer(header, sized), sized
+                break
+        else:
+            raise
     likely = _likely_fields(form, first, hints)
     if not likely:
         return first
@@ -271,25 +262,6 @@ def _by(size: tuple[int, int]) -> str:
     return f"{size[0]} x {size[1]}"
 
 
-def _first_inference(
-    form: Format, header: Header, overrides: Mapping[str, Any], hints: Hints
-) -> tuple[Inferred, Mapping[str, Any]]:
-    """Infer by the file alone, or by the first image size of the hints that fits it.
-
-    Returns:
-        The model, and the overrides with that size.
-    """
-    try:
-        return form.infer(header, overrides), overrides
-    except CheckpointError:
-        # The file alone does not decide its image size: try those that the caller may mean.
-        for size in hints.image_sizes():
-            sized = {"image_size": size, **overrides}
-            with suppress(CheckpointError, SpecError):
-                return form.infer(header, sized), sized
-        raise
-
-
 def _likely_fields(form: Format, inferred: Inferred, hints: Hints) -> dict[str, Any]:
     """Return the hints for fields that are only usual."""
     spec = inferred.spec
@@ -305,7 +277,7 @@ def _likely_fields(form: Format, inferred: Inferred, hints: Hints) -> dict[str, 
             likely[name] = hints.fields[name]
     # An image size is taken only if the position table may be for it.
     likely.pop("image_size", None)
-    sizes = [size for size in hints.image_sizes() if _fits(spec, size)]
+    sizes = [size for size in hints.image_sizes if _fits(spec, size)]
     if "image_size" in usual and sizes:
         likely["image_size"] = sizes[0]
         likely.pop("positions_cover_prefix", None)  # the size decides it

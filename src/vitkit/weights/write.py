@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -21,17 +20,10 @@ from vitkit.models.positions import resample_positions
 from vitkit.models.vit import ViT
 from vitkit.other_names import right_word
 from vitkit.spec import ViTSpec
-from vitkit.weights.checkpoint import Checkpoint
+from vitkit.weights.checkpoint import OWN_FORMAT, Checkpoint, refuse_contradictions
 from vitkit.weights.files import WEIGHTS_FILES
-from vitkit.weights.formats.format import (
-    OWN_FORMAT,
-    WEIGHTS_FILE,
-    Bundle,
-    Fitted,
-    Step,
-    refuse_contradictions,
-)
-from vitkit.weights.formats.key_table import write_tensors
+from vitkit.weights.formats.format import WEIGHTS_FILE, Bundle, Fitted, Step
+from vitkit.weights.formats.keys import named_errors, write_tensors
 from vitkit.weights.formats.vitkit import as_saved, own_file_writer, present_state
 from vitkit.weights.pickles import PICKLE_ENDINGS
 from vitkit.weights.recognise_format import FORMATS
@@ -112,7 +104,7 @@ def prepare_files(
     # A file that `load` would refuse is not written; the writer of our own format checks the same.
     refuse_contradictions(path, spec, checkpoint.preprocess, checkpoint.classes)
     form = FORMATS[to]
-    with _named_errors(path, to):
+    with named_errors(path, to):
         fitted = form.settle(fit_to_format(spec, before, *form.capabilities))
     # "folded" is the same function with other numbers.
     lossy = [step.text for step in fitted.steps if step.kind != "folded"]
@@ -121,7 +113,7 @@ def prepare_files(
             f"{path}: {to} cannot store: {'; '.join(lossy)}; to write it anyway, "
             "pass --allow-lossy (allow_lossy=True)"
         )
-    with _named_errors(path, to):
+    with named_errors(path, to):
         tensors = write_tensors(form.table(fitted.spec), fitted.spec, fitted.state)
         # Computed numbers keep all their bits; copied ones had no more than `dtype` has.
         if not fitted.steps:
@@ -130,15 +122,6 @@ def prepare_files(
         classes = () if checkpoint.classes_assumed else checkpoint.classes
         bundle = Bundle(fitted.spec, tensors, checkpoint.preprocess, classes)
         return form.write(bundle), fitted
-
-
-@contextmanager
-def _named_errors(path: Path, to: str) -> Iterator[None]:
-    """Prefix an error of the format's code with the file and the format."""
-    try:
-        yield
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: as {to}: {error}") from None
 
 
 def _same(left: Tensor, right: Tensor) -> bool:

@@ -14,7 +14,7 @@ from weights.round_trips import noisy
 
 import vitkit
 from vitkit.weights.formats.google import GOOGLE
-from vitkit.weights.formats.key_table import write_tensors
+from vitkit.weights.formats.keys import write_tensors
 
 FILE = "weights.npz"
 SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "num_heads": 1,

@@ -14,7 +14,7 @@ from weights.round_trips import noisy
 
 import vitkit
 from vitkit.weights.formats.first_paper import TORCHVISION
-from vitkit.weights.formats.key_table import write_tensors
+from vitkit.weights.formats.keys import write_tensors
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "num_heads": 1,
          "mlp_width": 96, "num_classes": 7}  # fmt: skip

@@ -21,34 +21,15 @@ from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter
 from vitkit.spec import ViTSpec
 from vitkit.weights.files import Header, Shapes, Source
-from vitkit.weights.formats.format import (
-    COMMON,
-    FIXED_BY_CODE,
-    IMAGENET_MEAN,
-    WEIGHTS_FILE,
-    Bundle,
-    Format,
-    Inferred,
-    bundle_writer,
-    depth_of,
-    finish,
-    fold_register_positions,
-    stem_fields,
-    with_prefix,
-)
-from vitkit.weights.formats.key_table import (
-    AS_IS,
-    BLOCK,
-    KeyTransform,
-    Table,
-    TensorParts,
-    row,
-    token_rows,
-)
+from vitkit.weights.formats import format as shared
+from vitkit.weights.formats.format import COMMON, Bundle, Format, Inferred
+from vitkit.weights.formats.keys import BLOCK, Parts, Table, Transform, row, token_rows
 
 _PERIODS = "rope_embed.periods"
-_DINOV2_PREPROCESS = IMAGENET_MEAN.replace(interpolation="bicubic", crop_ratio=0.875)
-_DINOV3_PREPROCESS = IMAGENET_MEAN.replace(interpolation="bilinear", fit="squash", crop_ratio=1.0)
+_DINOV2_PREPROCESS = shared.IMAGENET_MEAN.replace(interpolation="bicubic", crop_ratio=0.875)
+_DINOV3_PREPROCESS = shared.IMAGENET_MEAN.replace(
+    interpolation="bilinear", fit="squash", crop_ratio=1.0
+)
 _SATELLITE = (
     "weights trained on satellite images (SAT-493M) look the same and need mean (0.430, 0.411, "
     "0.296) and std (0.213, 0.156, 0.143)"
@@ -97,7 +78,7 @@ def _prepare(source: Source) -> Source:
     usual = 100.0 ** (torch.arange(len(periods), dtype=torch.float64) / len(periods))
     if torch.allclose(periods, usual, rtol=1e-5, atol=0):
         return source
-    return source.with_note(_ROUNDED)
+    return source.replaced(source.tensors, _ROUNDED)
 
 
 def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
@@ -114,39 +95,31 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
         )
     registers_name = "storage_tokens" if is_dinov3 else "register_tokens"
     fields: dict[str, Any] = {
-        "depth": depth_of(shapes, r"blocks\.(\d+)\."),
-        **_mlp_fields(shapes),
         "num_registers": shapes.get(registers_name, (1, 0))[1],  # (1, R, D)
-        "num_classes": num_classes,
         "pooling": "cls_mean" if num_classes else "cls",
         "layer_scale": 1e-5 if "blocks.0.ls1.gamma" in shapes else None,
         "qkv_bias": "blocks.0.attn.qkv.bias" in shapes,
     }
-    usual = ["layer_scale", *FIXED_BY_CODE, "preprocess", "image_size"]
+    usual = ["layer_scale", *shared.FIXED_BY_CODE, "preprocess", "image_size"]
     if is_dinov3:
-        fields |= _dinov3_fields(shapes)
+        fields |= _dinov3_fields(shapes) | {"num_classes": num_classes}
         warnings = (_SATELLITE,) if width in (1024, 4096) else ()
-        return finish(fields, overrides, _DINOV3_PREPROCESS, usual=usual, warnings=warnings)
-    fields |= stem_fields(
-        shapes, "patch_embed.proj.weight", "pos_embed", overrides.get("image_size")
+        return shared.finish(fields, overrides, _DINOV3_PREPROCESS, usual=usual, warnings=warnings)
+    fields |= shared.plain_fields(
+        shapes,
+        overrides.get("image_size"),
+        kernel="patch_embed.proj.weight",
+        positions="pos_embed",
+        block=BLOCK,
+        head="linear_head.weight",
+        mlp="mlp.fc1",
+        packed="mlp.w12",
+        gate="mlp.w1",
     )
-    # All published heads are 64 wide.
-    fields["num_heads"] = max(1, width // 64)
     fields["position_resampling"] = (
         "bicubic_antialias" if fields["num_registers"] else "bicubic_offset"
     )
-    return finish(fields, overrides, _DINOV2_PREPROCESS, usual=[*usual, "num_heads"])
-
-
-def _mlp_fields(shapes: Shapes) -> dict[str, Any]:
-    """Return kind and width of the MLP; a packed SwiGLU has gate and value in one matrix."""
-    packed = shapes.get("blocks.0.mlp.w12.weight")
-    if packed:
-        return {"mlp": "swiglu_packed", "activation": "silu", "mlp_width": packed[0] // 2}
-    split = shapes.get("blocks.0.mlp.w1.weight")
-    if split:
-        return {"mlp": "swiglu_split", "activation": "silu", "mlp_width": split[0]}
-    return {"mlp_width": shapes["blocks.0.mlp.fc1.weight"][0]}
+    return shared.finish(fields, overrides, _DINOV2_PREPROCESS, usual=[*usual, "num_heads"])
 
 
 def _dinov3_fields(shapes: Shapes) -> dict[str, Any]:
@@ -158,9 +131,11 @@ def _dinov3_fields(shapes: Shapes) -> dict[str, Any]:
         "patch_size": tuple(patch),
         "in_channels": channels,
         "width": width,
+        "depth": shared.depth_of(shapes, BLOCK),
         "num_heads": width // (4 * shapes[_PERIODS][0]),
         "positions": "rope",
         "norm_eps": 1e-5,
+        **shared.mlp_fields(shapes, "blocks.0.mlp.fc1.weight", gate="blocks.0.mlp.w1.weight"),
     }
     if "blocks.0.attn.qkv.bias_mask" in shapes:
         fields["qkv_bias"] = "no_key"
@@ -186,13 +161,13 @@ def _table(spec: ViTSpec) -> Table:
         tokens["reg_token"] = "storage_tokens"
         bias = f"{BLOCK}attn.qkv."
         parts, ours_of = ("bias", "bias_mask"), ("q_bias", "v_bias")
-        unmasked = KeyTransform(_without_key_bias, AS_IS.to_theirs)
-        rows.append(row(_PERIODS, (), KeyTransform(_checked_periods, AS_IS.to_theirs)))
+        unmasked = Transform(_without_key_bias)
+        rows.append(row(_PERIODS, (), Transform(_checked_periods)))
         rows.append(row([bias + x for x in parts], [bias + x for x in ours_of], unmasked))
     return Table((*token_rows(spec, tokens, "pos_embed"), *rows), _IGNORED, same_names=True)
 
 
-def _checked_periods(parts: TensorParts, spec: ViTSpec) -> TensorParts:
+def _checked_periods(parts: Parts, spec: ViTSpec) -> Parts:
     """Compare stored periods, in bfloat16 at worst, with those that the model computes."""
     # h/4 periods temperature^(i / (h/4)), one for every four numbers of a head.
     stored = parts[0].double()
@@ -202,7 +177,7 @@ def _checked_periods(parts: TensorParts, spec: ViTSpec) -> TensorParts:
     return ()
 
 
-def _without_key_bias(parts: TensorParts, spec: ViTSpec) -> TensorParts:
+def _without_key_bias(parts: Parts, spec: ViTSpec) -> Parts:
     bias, mask = parts
     # The bias may hold NaN where the mask is 0, so it is not multiplied there.
     query, key, value = torch.where(mask == 0, torch.zeros_like(bias), bias * mask).chunk(3)
@@ -218,8 +193,8 @@ def _write(bundle: Bundle) -> dict[str, FileWriter]:
     # Their strict loading needs the token, which only masked training uses.
     tensors = {**bundle.tensors, "mask_token": torch.zeros(1, bundle.spec.width)}
     if bundle.spec.num_classes:
-        tensors = with_prefix(tensors, "backbone.", but="linear_head")
-    return {WEIGHTS_FILE: bundle_writer(replace(bundle, tensors=tensors))}
+        tensors = shared.with_prefix(tensors, "backbone.", but="linear_head")
+    return {shared.WEIGHTS_FILE: shared.bundle_writer(replace(bundle, tensors=tensors))}
 
 
 _SHARED: dict[str, Any] = {
@@ -245,6 +220,6 @@ DINOV2 = Format(
         {**_SHARED, **_PACKED, "pooling": "cls_mean"},
     ),
     write=_write,
-    fixed=FIXED_BY_CODE,
-    settle=fold_register_positions,
+    fixed=shared.FIXED_BY_CODE,
+    settle=shared.fold_register_positions,
 )

@@ -22,31 +22,15 @@ from torch import nn
 from vitkit.errors import CheckpointError
 from vitkit.spec import STAGE_STRIDES, ViTSpec
 from vitkit.weights.files import Header, Source
-from vitkit.weights.formats.format import (
-    CLASS_TOKEN_ONLY,
-    FIRST_PAPER,
-    FIXED_BY_CODE,
-    HALF_MEAN,
-    IMAGENET_MEAN,
-    OPEN_FIELDS,
-    BuiltModel,
-    Format,
-    Inferred,
-    ReferenceLibrary,
-    depth_of,
-    finish,
-    resnet_layers,
-    stem_fields,
-    usual_heads,
-    weights_file,
-)
-from vitkit.weights.formats.key_table import BLOCK, RESNET_UNIT, Table, renamed, row, stacked
+from vitkit.weights.formats import format as shared
+from vitkit.weights.formats.format import BuiltModel, Format, Inferred, ReferenceLibrary
+from vitkit.weights.formats.keys import BLOCK, RESNET_UNIT, Table, renamed, row, stacked
 from vitkit.weights.formats.unwrapping import plain_head
 
 # torchvision.
 
 _LAYER = "encoder.layers.encoder_layer_{i}."
-_TORCHVISION_IMAGES = IMAGENET_MEAN.replace(interpolation="bilinear", crop_ratio=0.875)
+_TORCHVISION_IMAGES = shared.IMAGENET_MEAN.replace(interpolation="bilinear", crop_ratio=0.875)
 
 
 def _detect_torchvision(header: Header) -> bool:
@@ -57,17 +41,20 @@ def _detect_torchvision(header: Header) -> bool:
 def _infer_torchvision(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     """Infer everything from shapes, except number of heads, epsilon and activation."""
     shapes = header.shapes
-    requested = overrides.get("image_size")
-    fields = stem_fields(shapes, "conv_proj.weight", "encoder.pos_embedding", requested)
+    fields = shared.plain_fields(
+        shapes,
+        overrides.get("image_size"),
+        kernel="conv_proj.weight",
+        positions="encoder.pos_embedding",
+        block=_LAYER,
+        head="heads.head.weight",
+        mlp="mlp.0",
+    )
     fields |= {
-        "num_classes": shapes.get("heads.head.weight", (0,))[0],
-        "depth": depth_of(shapes, r"encoder\.layers\.encoder_layer_(\d+)\."),
-        "num_heads": usual_heads(fields["width"]),
-        "mlp_width": shapes[f"{_LAYER.format(i=0)}mlp.0.weight"][0],
         "representation_width": shapes.get("heads.pre_logits.weight", (None,))[0],
         "position_resampling": "bicubic_aligned",
     }
-    return finish(fields, overrides, _TORCHVISION_IMAGES, usual=OPEN_FIELDS)
+    return shared.finish(fields, overrides, _TORCHVISION_IMAGES, usual=shared.OPEN_FIELDS)
 
 
 def _prepare_torchvision(source: Source) -> Source:
@@ -122,7 +109,7 @@ def _build_torchvision(path: Path, spec: ViTSpec) -> BuiltModel | None:
         )
     if not spec.num_classes:  # its constructor always makes a head
         model.heads.head = nn.Identity()
-    model.load_state_dict(load_file(weights_file(path)), assign=True)
+    model.load_state_dict(load_file(shared.weights_file(path)), assign=True)
     return BuiltModel(model, model.encoder.layers)
 
 
@@ -132,8 +119,8 @@ TORCHVISION = Format(
     prepare=_prepare_torchvision,
     infer=_infer_torchvision,
     table=_torchvision_table,
-    capabilities=({**FIRST_PAPER, **CLASS_TOKEN_ONLY},),
-    fixed=FIXED_BY_CODE,
+    capabilities=({**shared.FIRST_PAPER, **shared.CLASS_TOKEN_ONLY},),
+    fixed=shared.FIXED_BY_CODE,
     reference=ReferenceLibrary("torchvision", (0, 26), ("torchvision",), _build_torchvision),
 )
 
@@ -145,7 +132,9 @@ _ENCODER_LAYER = "transformer.encoder.layer.{i}."
 _RESNET = f"{_EMBEDDINGS}hybrid_model."
 _OUR_RESNET = "patch_embed.backbone."
 _STAGES = 3
-_JEONSWORLD_IMAGES = HALF_MEAN.replace(interpolation="bilinear", fit="squash", crop_ratio=1.0)
+_JEONSWORLD_IMAGES = shared.HALF_MEAN.replace(
+    interpolation="bilinear", fit="squash", crop_ratio=1.0
+)
 
 
 def _detect_jeonsworld(header: Header) -> bool:
@@ -157,29 +146,27 @@ def _infer_jeonsworld(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     """Infer everything from shapes, except number of heads, epsilon and activation."""
     shapes = header.shapes
     root = shapes.get(f"{_RESNET}root.conv.weight")
-    fields = stem_fields(
+    fields = shared.plain_fields(
         shapes,
-        f"{_EMBEDDINGS}patch_embeddings.weight",
-        f"{_EMBEDDINGS}position_embeddings",
         overrides.get("image_size"),
+        kernel=f"{_EMBEDDINGS}patch_embeddings.weight",
+        positions=f"{_EMBEDDINGS}position_embeddings",
+        block=_ENCODER_LAYER,
+        head="head.weight",
+        mlp="ffn.fc1",
         # The kernel of a hybrid covers cells of the ResNet's output.
         stride=STAGE_STRIDES[_STAGES] if root else 1,
     )
-    fields |= {
-        "num_classes": shapes.get("head.weight", (0,))[0],
-        "depth": depth_of(shapes, r"transformer\.encoder\.layer\.(\d+)\."),
-        "num_heads": usual_heads(fields["width"]),
-        "mlp_width": shapes[f"{_ENCODER_LAYER.format(i=0)}ffn.fc1.weight"][0],
-        "position_resampling": "bilinear_aligned",
-    }
+    fields["position_resampling"] = "bilinear_aligned"
     if root:
+        units = f"{_RESNET}body.block{{s1}}.*.conv1.weight"
         fields |= {
             "in_channels": root[1],
             "stem": "resnet",
-            "resnet_layers": resnet_layers(shapes, f"{_RESNET}body.block{{s1}}.*.conv1.weight"),
+            "resnet_layers": shared.resnet_layers(shapes, units),
             "resnet_variant": "jeonsworld",
         }
-    return finish(fields, overrides, _JEONSWORLD_IMAGES, usual=OPEN_FIELDS)
+    return shared.finish(fields, overrides, _JEONSWORLD_IMAGES, usual=shared.OPEN_FIELDS)
 
 
 def _jeonsworld_table(spec: ViTSpec) -> Table:
@@ -229,12 +216,12 @@ JEONSWORLD = Format(
     table=_jeonsworld_table,
     capabilities=(
         {
-            **FIRST_PAPER,
-            **CLASS_TOKEN_ONLY,
+            **shared.FIRST_PAPER,
+            **shared.CLASS_TOKEN_ONLY,
             "stem": ("convolution", "linear", "resnet"),
             "resnet_variant": "jeonsworld",
             "representation_width": None,
         },
     ),
-    fixed=FIXED_BY_CODE,
+    fixed=shared.FIXED_BY_CODE,
 )

@@ -1,4 +1,4 @@
-"""`Format`: a checkpoint format, and what formats share: inference, folds, the description.
+"""`Format`: a checkpoint format, and what formats share: inference and folds.
 
 A format recognises its files (`detect`), infers the model's spec from one (`infer`), and maps the
 names of its tensors to ours and back (`table`). `FORMATS` in `recognise_format` has all of them.
@@ -19,13 +19,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from vitkit.errors import CheckpointError, SpecError
+from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter
-from vitkit.io.untrusted import parse_json
-from vitkit.messages import plural
 from vitkit.spec import STAGE_STRIDES, Preprocess, ViTSpec
+from vitkit.weights.checkpoint import FOREIGN_METADATA_KEY, model_description
 from vitkit.weights.files import Header, Shapes, Source, safetensors_writer
-from vitkit.weights.formats.key_table import Table
+from vitkit.weights.formats.keys import Table
 
 
 @dataclass(frozen=True)
@@ -261,98 +260,6 @@ def weights_file(path: Path) -> Path:
     return path
 
 
-# The description of a model in the header of a file that vitkit wrote.
-#
-# One JSON document: spec, preprocessing and class names. In vitkit's own files it has more entries,
-# which `formats.vitkit` writes; in other formats it has what the format cannot store.
-
-OWN_FORMAT = "vitkit"
-METADATA_KEY = "vitkit"
-"""The entry of the header's metadata with the description."""
-FOREIGN_METADATA_KEY = "vitkit_about"
-"""That entry in files of another format: everything that the format cannot store."""
-LONGEST_REASON = 300
-"""Characters of an error about a description, as that error may quote all of it."""
-
-
-def model_description(
-    spec: ViTSpec, preprocess: Preprocess, classes: Sequence[str]
-) -> dict[str, Any]:
-    """Return spec, preprocessing and class names as JSON values."""
-    return {
-        "spec": spec.to_json(),
-        "preprocess": preprocess.to_json(),
-        "classes": list(classes),
-    }
-
-
-@dataclass(frozen=True)
-class Description:
-    """The description in vitkit's own file, or in one that vitkit wrote in another format.
-
-    Attributes:
-        spec: the architecture.
-        preprocess: how images are resized and normalised.
-        classes: the class names, or none.
-        document: all of the JSON.
-    """
-
-    spec: ViTSpec
-    preprocess: Preprocess
-    classes: tuple[str, ...]
-    document: dict[str, Any]
-
-
-def read_description(header: Header, entry: str = METADATA_KEY) -> Description | None:
-    """Return the description in a header, or None where it has none.
-
-    Args:
-        header: header of the file.
-        entry: key of the header's metadata: `METADATA_KEY` or `FOREIGN_METADATA_KEY`.
-
-    Raises:
-        CheckpointError: a description that cannot be read, or that contradicts itself.
-    """
-    if entry not in header.metadata:
-        return None  # a file of another program
-    try:
-        document = parse_json(header.metadata[entry])
-        spec = ViTSpec.from_json(document["spec"])
-        preprocess = Preprocess.from_json(document["preprocess"])
-        # Optional, unlike spec and preprocessing: a head may have no names.
-        classes = document.get("classes", [])
-    # The header may come from anyone: each of these is a document of another form.
-    except (SpecError, LookupError, TypeError, ValueError, RecursionError, AttributeError) as error:
-        reason = " ".join(str(error)[:LONGEST_REASON].split())
-        raise CheckpointError(f"{header.path}: its description cannot be read: {reason}") from None
-    if not isinstance(classes, list):
-        raise CheckpointError(f"{header.path}: its class names are not a list of strings")
-    refuse_contradictions(header.path, spec, preprocess, classes)
-    return Description(spec, preprocess, tuple(classes), document)
-
-
-def refuse_contradictions(
-    path: Path, spec: ViTSpec, preprocess: Preprocess, classes: Sequence[str]
-) -> None:
-    """Refuse preprocessing and class names that contradict the model in the same file.
-
-    Raises:
-        CheckpointError: names that are no texts, another number of them than the head has classes,
-            or images of other channels than the model's.
-    """
-    if not all(isinstance(name, str) for name in classes):
-        raise CheckpointError(f"{path}: its class names are not a list of strings")
-    if classes and len(classes) != spec.num_classes:
-        raise CheckpointError(
-            f"{path}: {len(classes)} class names do not match a head of {spec.num_classes}"
-        )
-    if preprocess.channels != spec.in_channels:
-        raise CheckpointError(
-            f"{path}: its preprocessing has {plural(preprocess.channels, 'channel')}, its model "
-            f"{spec.in_channels}"
-        )
-
-
 # Inference of a spec from shapes: the parts that formats share.
 
 HALF_MEAN = Preprocess(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
@@ -393,23 +300,21 @@ def as_pair(size: Any) -> tuple[int, int]:
     return height, width
 
 
-def depth_of(names: Iterable[str], pattern: str) -> int:
+def depth_of(names: Iterable[str], block: str) -> int:
     """Return the number of blocks that the names count.
 
     Args:
         names: names of tensors.
-        pattern: a regular expression with one group, the number of the block.
+        block: start of the names in a block, with `{i}` for its number.
 
     Raises:
-        CheckpointError: no block, or a number that is left out.
+        CheckpointError: a number that is left out, or no block.
     """
-    matches = (re.match(pattern, name) for name in names)
+    pattern = re.compile(re.escape(block.partition("{i}")[0]) + r"(\d+)")
     # A set, as each block has several tensors.
-    numbers = {int(match[1]) for match in matches if match}
-    if not numbers:
-        raise CheckpointError("it has no blocks")
-    for number in range(len(numbers)):
-        if number not in numbers:
+    numbers = {match[1] for match in map(pattern.match, names) if match}
+    for number in range(max(len(numbers), 1)):
+        if str(number) not in numbers:
             raise CheckpointError(f"block {number} is missing; the file has {len(numbers)} others")
     return len(numbers)
 
@@ -428,54 +333,98 @@ def image_size(rows: int, prefix: int, patch: Sequence[int], requested: Any) -> 
             divide; a table that is for no square.
     """
     count = rows - prefix
+    problem = ""
     if requested is None:
         side = math.isqrt(max(count, 0))
         if side * side != count or side == 0:
-            raise CheckpointError(
+            problem = (
                 f"{rows} rows of positions minus {prefix} for prefix tokens are not a square grid; "
                 f"{how_to_state('image_size', '[H,W]')}"
             )
-        return side * patch[0], side * patch[1]
-    height, width = as_pair(requested)
-    # The number of patches is checked first: it tells more about the mistake than a remainder.
-    grid = (height // patch[0], width // patch[1])
-    if grid[0] * grid[1] != count:
-        raise CheckpointError(
-            f"image_size {height} x {width} gives {grid[0]} x {grid[1]} patches; the file has "
-            f"positions for {count}"
-        )
-    if height % patch[0] or width % patch[1]:
+        height, width = side * patch[0], side * patch[1]
+    else:
+        height, width = as_pair(requested)
+        grid = (height // patch[0], width // patch[1])
         covered = (grid[0] * patch[0], grid[1] * patch[1])
-        size = covered[0] if covered[0] == covered[1] else covered
-        raise CheckpointError(
-            f"image_size {height} x {width} is not divisible by its patches, {patch[0]} x "
-            f"{patch[1]}; they cover {covered[0]} x {covered[1]} pixels: "
-            f"{how_to_state('image_size', size)}"
-        )
+        # The number of patches is checked first: it tells more of the mistake than a remainder.
+        if grid[0] * grid[1] != count:
+            problem = (
+                f"image_size {height} x {width} gives {grid[0]} x {grid[1]} patches; the file has "
+                f"positions for {count}"
+            )
+        elif covered != (height, width):
+            problem = (
+                f"image_size {height} x {width} is not divisible by its patches, {patch[0]} x "
+                f"{patch[1]}; they cover {covered[0]} x {covered[1]} pixels: "
+                f"{how_to_state('image_size', covered)}"
+            )
+    if problem:
+        raise CheckpointError(problem)
     return height, width
 
 
-def stem_fields(
-    shapes: Shapes, kernel: str, positions: str, requested: Any, prefix: int = 1, stride: int = 1
+def plain_fields(
+    shapes: Shapes,
+    requested: Any,
+    *,
+    kernel: str,
+    positions: str,
+    block: str,
+    head: str = "",
+    mlp: str = "",
+    packed: str = "",
+    gate: str = "",
+    prefix: int = 1,
+    stride: int = 1,
 ) -> dict[str, Any]:
-    """Return width, channels, patch and image size of a convolution and a learned table.
+    """Return the sizes of a ViT with a convolution and a learned table, and the usual heads.
 
     Args:
         shapes: those of the file.
+        requested: the image size, or None, as for `image_size`.
         kernel: name of the patch projection (D, C, P, Q).
         positions: name of the position table (1, prefix + N, D).
-        requested: the image size, or None, as for `image_size`.
+        block: start of the names in a block, with `{i}`.
+        head: name of the head's matrix, if there is one.
+        mlp: name in a block of the MLP's first layer.
+        packed: likewise, where that has the gate and the value of a SwiGLU.
+        gate: likewise, where a SwiGLU's gate is apart.
         prefix: prefix tokens with a row in the table.
         stride: pixels of a cell of the map that the kernel covers; 1 for the image itself.
     """
     width, channels, *sides = shapes[kernel]
     patch = [side * stride for side in sides]
+    first = f"{block.format(i=0)}%s.weight"
     return {
         "image_size": image_size(shapes[positions][1], prefix, patch, requested),
         "patch_size": tuple(patch),
         "in_channels": channels,
         "width": width,
+        "num_classes": shapes.get(head, (0,))[0],
+        "depth": depth_of(shapes, block),
+        "num_heads": usual_heads(width),
+        **mlp_fields(shapes, first % mlp, first % packed, first % gate),
     }
+
+
+def mlp_fields(shapes: Shapes, plain: str, packed: str = "", gate: str = "") -> dict[str, Any]:
+    """Return kind and width of the MLP, by the names of matrices, of which the file has one.
+
+    Args:
+        shapes: those of the file.
+        plain: the first of two.
+        packed: gate and value of a SwiGLU.
+        gate: the gate of a SwiGLU alone.
+    """
+    if packed in shapes:
+        return {
+            "mlp": "swiglu_packed",
+            "activation": "silu",
+            "mlp_width": shapes[packed][0] // 2,
+        }
+    if gate in shapes:
+        return {"mlp": "swiglu_split", "activation": "silu", "mlp_width": shapes[gate][0]}
+    return {"mlp": "plain", "mlp_width": shapes[plain][0]}
 
 
 def resnet_layers(names: Iterable[str], pattern: str) -> tuple[int, ...]:

@@ -17,29 +17,9 @@ from vitkit.io.atomic import FileWriter
 from vitkit.io.untrusted import MAX_TENSORS
 from vitkit.spec import MOST_BLOCKS, STAGE_STRIDES, ViTSpec
 from vitkit.weights.files import ComputedTensor, Header, Shapes, Source
-from vitkit.weights.formats.format import (
-    COMMON,
-    FIXED_BY_CODE,
-    HALF_MEAN,
-    Bundle,
-    Format,
-    Inferred,
-    depth_of,
-    finish,
-    image_size,
-    resnet_layers,
-)
-from vitkit.weights.formats.key_table import (
-    AS_IS,
-    BLOCK,
-    RESNET_UNIT,
-    KeyTransform,
-    Row,
-    Table,
-    TensorParts,
-    each,
-    row,
-)
+from vitkit.weights.formats import format as shared
+from vitkit.weights.formats.format import COMMON, Bundle, Format, Inferred
+from vitkit.weights.formats.keys import BLOCK, RESNET_UNIT, Parts, Row, Table, Transform, each, row
 
 # The layouts of Google's `.npz` files: names changed to those of 2021, arrays from Flax's axes.
 #
@@ -149,28 +129,29 @@ def _unstacked(source: Source) -> Source:
             block_name = BLOCK_PREFIX.format(i=i) + leaf
             blocks[block_name] = ComputedTensor(shape, old.dtypes[name], partial(level, name, i))
     note = f"{depth} blocks taken from one stack"
-    return source.with_computed(blocks, note, instead_of=leaves.keys())
+    others = {name: tensor for name, tensor in source.tensors.items() if name not in leaves}
+    return source.replaced({**others, **blocks}, note)
 
 
 def _is_stack(name: str) -> bool:
     return name.startswith(STACK_PREFIX)
 
 
-def _heads_to_ours(parts: TensorParts, spec: ViTSpec) -> TensorParts:
+def _heads_to_ours(parts: Parts, spec: ViTSpec) -> Parts:
     """Stack kernels [D, H, h] or biases [H, h] along rows, head by head."""
     rows = [part.flatten(-2).mT if part.ndim > 2 else part.flatten() for part in parts]
     return (torch.cat(rows),)  # (3 H h, D) for query, key and value
 
 
-def heads(count: int) -> KeyTransform:
+def heads(count: int) -> Transform:
     """Return the transform of `count` projections into heads to one matrix: query, key, value."""
 
-    def split(parts: TensorParts, spec: ViTSpec) -> TensorParts:
+    def split(parts: Parts, spec: ViTSpec) -> Parts:
         # (H h, D) -> [D, H, h], and (H h) -> [H, h]
         rows = [part.mT if part.ndim > 1 else part for part in parts[0].chunk(count)]
         return tuple(part.unflatten(-1, (spec.num_heads, -1)) for part in rows)
 
-    return KeyTransform(_heads_to_ours, split)
+    return Transform(_heads_to_ours, split)
 
 
 def _patch_kernel(part: Tensor, spec: ViTSpec) -> Tensor:
@@ -203,7 +184,7 @@ _POOL = "MAPHead_0/"
 _ATTENTION = "MultiHeadDotProductAttention_{n}/"
 _MLP = "MlpBlock_{n}/Dense_{m}/"
 # vit_jax and SigLIP squash images to a square; big_vision's classifiers cut 224 out of 256.
-_SQUASHED = HALF_MEAN.replace(interpolation="bilinear", fit="squash", crop_ratio=1.0)
+_SQUASHED = shared.HALF_MEAN.replace(interpolation="bilinear", fit="squash", crop_ratio=1.0)
 _CROPPED = _SQUASHED.replace(fit="crop", crop_ratio=0.875)
 
 
@@ -236,7 +217,7 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
         **_stem_and_positions(shapes, overrides, has_token),
         "num_classes": num_classes,
         "width": width,
-        "depth": depth_of(shapes, BLOCK_PREFIX.format(i=r"(\d+)")),
+        "depth": shared.depth_of(shapes, BLOCK_PREFIX),
         "num_heads": num_heads,
         "head_width": None if num_heads * head_width == width else head_width,
         "mlp_width": shapes[f"{block}{_MLP.format(n=3, m=0)}kernel"][-1],
@@ -255,7 +236,7 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     if not _states_grid(shapes):
         usual.add("image_size")
     is_squashed = POSITIONS in shapes or has_pool or fields["stem"] == "resnet"
-    return finish(fields, overrides, _SQUASHED if is_squashed else _CROPPED, usual=usual)
+    return shared.finish(fields, overrides, _SQUASHED if is_squashed else _CROPPED, usual=usual)
 
 
 def _pooling(has_pool: bool, has_token: bool) -> str:
@@ -278,7 +259,7 @@ def _stem_and_positions(
     covers_token = POSITIONS in shapes
     table = shapes.get(POSITIONS if covers_token else PATCH_POSITIONS)
     root = shapes.get("conv_root/kernel")
-    layers = resnet_layers(shapes, "block{s1}/unit*/conv1/kernel")
+    layers = shared.resnet_layers(shapes, "block{s1}/unit*/conv1/kernel")
     is_flexible = len(kernel) == 2
     # NaFlex stores the kernel as a matrix [P P C, D], others as [P, P, C, D].
     if is_flexible:
@@ -308,21 +289,21 @@ def _stem_and_positions(
         requested = (table[0] * patch[0], table[1] * patch[1])
     # The table is (1, N, D), or (gh, gw, D) where it is flexible.
     rows = table[0] * table[1]
-    fields["image_size"] = image_size(rows, int(covers_token), patch, requested)
+    fields["image_size"] = shared.image_size(rows, int(covers_token), patch, requested)
     if has_token:
         fields["positions_cover_prefix"] = covers_token
     return fields
 
 
-def _norm(theirs: str, ours: str, transform: KeyTransform = AS_IS) -> list[Row]:
+def _norm(theirs: str, ours: str, *transform: Transform) -> list[Row]:
     """Return the rows of a norm's `scale` and `bias`; a GroupNorm's have four axes."""
     return [
-        row(f"{theirs}scale", f"{ours}.weight", transform),
-        row(f"{theirs}bias", f"{ours}.bias", transform),
+        row(f"{theirs}scale", f"{ours}.weight", *transform),
+        row(f"{theirs}bias", f"{ours}.bias", *transform),
     ]
 
 
-def _dense(theirs: str, ours: str, transform: KeyTransform = DENSE) -> list[Row]:
+def _dense(theirs: str, ours: str, transform: Transform = DENSE) -> list[Row]:
     """Return the rows of a layer's `kernel` and `bias`."""
     return [
         row(f"{theirs}kernel", f"{ours}.weight", transform),
@@ -459,5 +440,5 @@ GOOGLE = Format(
         {**_HYBRID, "class_token": False, "pooling": "mean"},
     ),
     write=_write,
-    fixed=FIXED_BY_CODE | {"resnet_variant", "positions"},
+    fixed=shared.FIXED_BY_CODE | {"resnet_variant", "positions"},
 )

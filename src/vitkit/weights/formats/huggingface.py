@@ -17,47 +17,10 @@ from vitkit.io.atomic import FileWriter
 from vitkit.io.untrusted import read_json
 from vitkit.spec import ViTSpec
 from vitkit.weights.files import Header, Shapes, Source
-from vitkit.weights.formats.format import (
-    COMMON,
-    OPEN_FIELDS,
-    WEIGHTS_FILE,
-    BuiltModel,
-    Bundle,
-    Format,
-    Inferred,
-    ReferenceLibrary,
-    bundle_writer,
-    depth_of,
-    finish,
-    fold_register_positions,
-    fold_unread_head,
-    stem_fields,
-    usual_heads,
-    with_prefix,
-)
-from vitkit.weights.formats.huggingface_config import (
-    FAMILIES,
-    config_json,
-    config_warnings,
-    hf_class,
-    hf_class_names,
-    is_task_model,
-    model_type,
-    preprocessor_json,
-    read_preprocessor,
-    stated_fields,
-)
-from vitkit.weights.formats.key_table import (
-    BLOCK,
-    KeyTransform,
-    Row,
-    Table,
-    TensorParts,
-    renamed,
-    row,
-    stacked,
-    token_rows,
-)
+from vitkit.weights.formats import format as shared
+from vitkit.weights.formats import huggingface_config as configs
+from vitkit.weights.formats.format import COMMON, BuiltModel, Bundle, Format, Inferred
+from vitkit.weights.formats.keys import BLOCK, Table, Transform, renamed, row, stacked, token_rows
 
 # The table between the names of a base model of transformers and ours.
 
@@ -71,6 +34,10 @@ _TOKENS = {
     "cls_token": "embeddings.cls_token",
     "dist_token": "embeddings.distillation_token",
     "reg_token": "embeddings.register_tokens",
+}
+_TWO_HEADS = {
+    "cls_classifier.{p}": "head.{p}",
+    "distillation_classifier.{p}": "head_dist.{p}",
 }
 _VIT_LAYER = {
     "attention.output.dense.{p}": "attn.proj.{p}",
@@ -106,34 +73,28 @@ _IGNORED = (
 def _hf_table(spec: ViTSpec) -> Table:
     """Return a renaming, with transforms for query, key and value and for positions."""
     inside = _VIT_LAYER
-    if model_type(spec).startswith("dinov2"):
+    if configs.model_type(spec).startswith("dinov2"):
         inside = _DINOV2_LAYER | _DINOV2_MLP[spec.mlp]
+    has_two_heads = spec.distillation_token and spec.distilled_readout == "mean"
     projections = [f"{_LAYER}attention.attention.{x}.{{p}}" for x in ("query", "key", "value")]
     rows = (
         *token_rows(spec, _TOKENS, "embeddings.position_embeddings"),
         *renamed(_AROUND),
         *renamed(inside, _LAYER, BLOCK),
         row(projections, f"{BLOCK}attn.qkv.{{p}}", stacked(3)),
-        *_head_rows(spec),
+        *renamed(_TWO_HEADS if has_two_heads else {}),
+        # One head of a distilled model: beside it ours has a distillation head of zeros.
+        row("classifier.{p}", ("head.{p}", "head_dist.{p}"), Transform(_zero_head, _class_head)),
+        row("classifier.{p}", "head.{p}"),
     )
     return Table(rows, _IGNORED)
 
 
-def _head_rows(spec: ViTSpec) -> tuple[Row, ...]:
-    """Return the rows of the heads: one, two, or one of two with the other zero."""
-    if not spec.distillation_token:
-        return (row("classifier.{p}", "head.{p}"),)
-    if spec.distilled_readout == "mean":
-        return (
-            row("cls_classifier.{p}", "head.{p}"),
-            row("distillation_classifier.{p}", "head_dist.{p}"),
-        )
-    # One head there: beside it ours has a distillation head of zeros.
-    single = KeyTransform(lambda parts, spec: (parts[0], torch.zeros_like(parts[0])), _class_head)
-    return (row("classifier.{p}", ("head.{p}", "head_dist.{p}"), single),)
+def _zero_head(parts: tuple[torch.Tensor, ...], spec: ViTSpec) -> tuple[torch.Tensor, ...]:
+    return parts[0], torch.zeros_like(parts[0])
 
 
-def _class_head(parts: TensorParts, spec: ViTSpec) -> TensorParts:
+def _class_head(parts: tuple[torch.Tensor, ...], spec: ViTSpec) -> tuple[torch.Tensor, ...]:
     if parts[1].any():
         raise CheckpointError(
             "DeiTForImageClassification cannot store head_dist; vitkit.convert folds it "
@@ -153,7 +114,7 @@ def _build(path: Path, spec: ViTSpec) -> BuiltModel:
     """
     transformers: Any = importlib.import_module("transformers")
     auto_class, result = transformers.AutoModel, "pooler_output"
-    if is_task_model(read_json(path / "config.json")["architectures"][0]):
+    if configs.is_task_model(read_json(path / "config.json")["architectures"][0]):
         auto_class, result = transformers.AutoModelForImageClassification, "logits"
     # Mismatched sizes are not raised but reported by name, as missing and unknown tensors are.
     model, report = auto_class.from_pretrained(
@@ -167,7 +128,7 @@ def _build(path: Path, spec: ViTSpec) -> BuiltModel:
     return BuiltModel(model, blocks, logits=attrgetter(result))
 
 
-TRANSFORMERS = ReferenceLibrary(
+TRANSFORMERS = shared.ReferenceLibrary(
     "transformers", (5, 23), ("transformers", "transformers.modeling_utils"), _build
 )
 
@@ -179,7 +140,7 @@ TRANSFORMERS = ReferenceLibrary(
 # model puts its family before the names of the base model (`vit.encoder.layer.0`).
 
 _FIRST_LAYER = _LAYER.format(i=0)
-_FAMILY_PREFIX = re.compile(rf"^({'|'.join(FAMILIES)})\.")
+_FAMILY_PREFIX = re.compile(rf"^({'|'.join(configs.FAMILIES)})\.")
 _IN_MEMORY = (
     (r"^layers\.(\d+)\.mlp\.fc1\.", r"encoder.layer.\1.intermediate.dense."),
     (r"^layers\.(\d+)\.mlp\.fc2\.", r"encoder.layer.\1.output.dense."),
@@ -225,19 +186,21 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     family = _family_of(shapes)
     # The family is known by tensors, as a folder may lack its `config.json`.
     config = header.documents.get("config", {})
-    stated = stated_fields(config, family)
+    stated = configs.stated_fields(config, family)
     fields = _fields(shapes, family, stated, overrides) | _readout_fields(shapes, config)
-    usual = set(OPEN_FIELDS)
+    usual = set(shared.OPEN_FIELDS)
     if family.startswith("dinov2"):
         fields.setdefault("layer_scale", 1.0)
         usual.add("layer_scale")
         fields["num_registers"] = shapes.get(_TOKENS["reg_token"], (1, 0))[1]
-    preprocess, stored, warnings = read_preprocessor(header.documents, family, fields["image_size"])
-    warnings += config_warnings(config, family, fields, {*stated, *overrides})
+    preprocess, stored, warnings = configs.read_preprocessor(
+        header.documents, family, fields["image_size"]
+    )
+    warnings += configs.config_warnings(config, family, fields, {*stated, *overrides})
     # What the file states is stored; what only its family has is usual.
     stored |= stated.keys()
-    classes, class_warnings = hf_class_names(config, fields["num_classes"])
-    return finish(
+    classes, class_warnings = configs.class_names(config, fields["num_classes"])
+    return shared.finish(
         fields,
         overrides,
         preprocess,
@@ -249,42 +212,34 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
 
 
 def _fields(
-    shapes: Shapes, family: str, stated: Mapping[str, Any], overrides: Mapping[str, Any]
+    shapes: Shapes, family: str, stated: dict[str, Any], overrides: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the spec fields of shapes and `config.json`, but for the head's."""
-    stem = stem_fields(
+    """Return the spec fields of shapes and `config.json`, but for those of the readout."""
+    is_dinov2 = f"{_FIRST_LAYER}mlp.fc1.weight" in shapes
+    fields = shared.plain_fields(
         shapes,
-        "embeddings.patch_embeddings.projection.weight",
-        "embeddings.position_embeddings",
         overrides.get("image_size", stated.get("image_size")),
+        kernel="embeddings.patch_embeddings.projection.weight",
+        positions="embeddings.position_embeddings",
+        block=_LAYER,
+        head="",
+        mlp="mlp.fc1" if is_dinov2 else "intermediate.dense",
+        packed="mlp.weights_in",
+        gate="mlp.gate_proj",
         # The class token, and DeiT's distillation token.
         prefix=2 if family == "deit" else 1,
     )
-    return {
-        "depth": depth_of(shapes, r"encoder\.layer\.(\d+)\."),
-        "num_heads": usual_heads(stem["width"]),
+    usual = {
+        "num_heads": fields.pop("num_heads"),
+        "position_resampling": configs.FAMILIES[family].resampling,
+        "norm_eps": configs.FAMILIES[family].norm_eps,
+    }
+    fields |= {
         "qkv_bias": f"{_FIRST_LAYER}attention.attention.query.bias" in shapes,
         "distillation_token": family == "deit",
-        "position_resampling": FAMILIES[family].resampling,
-        "norm_eps": FAMILIES[family].norm_eps,
-        # Later entries go before earlier ones: the file's statements before usual values.
-        **stated,
-        **stem,
-        **_mlp_fields(shapes),
     }
-
-
-def _mlp_fields(shapes: Shapes) -> dict[str, Any]:
-    """Return kind and width of the MLP; a packed SwiGLU has gate and value in one matrix."""
-    packed = shapes.get(f"{_FIRST_LAYER}mlp.weights_in.weight")
-    if packed:
-        return {"mlp_width": packed[0] // 2, "mlp": "swiglu_packed", "activation": "silu"}
-    gate = shapes.get(f"{_FIRST_LAYER}mlp.gate_proj.weight")
-    if gate:
-        return {"mlp_width": gate[0], "mlp": "swiglu_split", "activation": "silu"}
-    first = shapes.get(f"{_FIRST_LAYER}mlp.fc1.weight")
-    first = first or shapes[f"{_FIRST_LAYER}intermediate.dense.weight"]
-    return {"mlp_width": first[0], "mlp": "plain"}
+    # What the file states goes before what is usual, and shapes before both.
+    return usual | stated | fields
 
 
 def _family_of(shapes: Shapes) -> str:
@@ -314,7 +269,7 @@ def _readout_fields(shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]
         fields["distilled_readout"] = "mean" if with_teacher else "cls"
     # A head over class token and mean is (K, 2 D).
     is_dinov2 = f"{_FIRST_LAYER}layer_scale1.lambda1" in shapes
-    reads_mean = is_dinov2 and is_task_model(architecture)
+    reads_mean = is_dinov2 and configs.is_task_model(architecture)
     if head:
         reads_mean = head[1] == 2 * shapes[_TOKENS["cls_token"]][-1]
     return fields | {"pooling": "cls_mean" if reads_mean else "cls"}
@@ -323,18 +278,18 @@ def _readout_fields(shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]
 def _write(bundle: Bundle) -> dict[str, FileWriter]:
     """Return a folder for `from_pretrained`: weights, config and preprocessor config."""
     spec = bundle.spec
-    family = model_type(spec)
+    family = configs.model_type(spec)
     tensors = dict(bundle.tensors)
     if family.startswith("dinov2"):
         # Its classes have the token, which only masked training uses.
         tensors["embeddings.mask_token"] = torch.zeros(1, spec.width)
     # Only the files of a task model name the family of the base model in it.
-    if is_task_model(hf_class(spec)):
-        tensors = with_prefix(tensors, f"{family}.", but="classifier.")
+    if configs.is_task_model(configs.hf_class(spec)):
+        tensors = shared.with_prefix(tensors, f"{family}.", but="classifier.")
     return {
-        WEIGHTS_FILE: bundle_writer(replace(bundle, tensors=tensors)),
-        "config.json": FileWriter.of(config_json(spec, bundle.classes)),
-        "preprocessor_config.json": FileWriter.of(preprocessor_json(bundle.preprocess)),
+        shared.WEIGHTS_FILE: shared.bundle_writer(replace(bundle, tensors=tensors)),
+        "config.json": FileWriter.of(configs.config_json(spec, bundle.classes)),
+        "preprocessor_config.json": FileWriter.of(configs.preprocessor_json(bundle.preprocess)),
     }
 
 
@@ -370,6 +325,6 @@ HUGGINGFACE = Format(
     ),
     write=_write,
     # A position for a register, and a head that the model does not read, are folded.
-    settle=lambda fitted: fold_unread_head(fold_register_positions(fitted)),
+    settle=lambda fitted: shared.fold_unread_head(shared.fold_register_positions(fitted)),
     reference=TRANSFORMERS,
 )

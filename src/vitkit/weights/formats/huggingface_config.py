@@ -92,7 +92,7 @@ def stated_fields(config: Mapping[str, Any], family: str) -> dict[str, Any]:
     return fields
 
 
-def hf_class_names(config: Mapping[str, Any], count: int) -> tuple[tuple[str, ...], list[str]]:
+def class_names(config: Mapping[str, Any], count: int) -> tuple[tuple[str, ...], list[str]]:
     """Return the K names in the order of the logits, or none and a warning."""
     labels = config.get("id2label") or {}
     if not isinstance(labels, Mapping):

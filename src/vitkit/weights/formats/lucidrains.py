@@ -29,37 +29,11 @@ from torch import Tensor, nn
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter
 from vitkit.spec import ViTSpec
+from vitkit.weights.checkpoint import FOREIGN_METADATA_KEY, read_description
 from vitkit.weights.files import Header, Source
-from vitkit.weights.formats.format import (
-    CLASS_TOKEN_ONLY,
-    FIRST_PAPER,
-    FIXED_BY_CODE,
-    FOREIGN_METADATA_KEY,
-    HALF_MEAN,
-    WEIGHTS_FILE,
-    BuiltModel,
-    Bundle,
-    Format,
-    Inferred,
-    ReferenceLibrary,
-    as_pair,
-    bundle_writer,
-    depth_of,
-    finish,
-    how_to_state,
-    image_size,
-    read_description,
-    weights_file,
-)
-from vitkit.weights.formats.key_table import (
-    BLOCK,
-    KeyTransform,
-    Table,
-    TensorParts,
-    each,
-    renamed,
-    row,
-)
+from vitkit.weights.formats import format as shared
+from vitkit.weights.formats.format import BuiltModel, Bundle, Format, Inferred
+from vitkit.weights.formats.keys import BLOCK, Parts, Table, Transform, each, renamed, row
 
 ARGUMENTS_KEY = "vit_pytorch"
 """Entry of the safetensors header with the constructor's arguments, JSON."""
@@ -170,11 +144,11 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     ]
     size = given.get("image_size")
     if not is_simple:
-        size = image_size(shapes["pos_embedding"][-2], int(class_token), patch, size)
+        size = shared.image_size(shapes["pos_embedding"][-2], int(class_token), patch, size)
     elif size is None:
         size = tuple(256 // side * side for side in patch)  # 256 is the size in its README
         warnings.append(
-            f"image_size {size} is a guess; if it is another, {how_to_state('image_size')}"
+            f"image_size {size} is a guess; if it is another, {shared.how_to_state('image_size')}"
         )
     pooling = given.get("pooling", "cls" if class_token else "mean")
     head = "linear_head.weight" if is_simple else "mlp_head.weight"
@@ -184,7 +158,7 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
         "in_channels": channels,
         "num_classes": shapes.get(head, (0,))[0],
         "width": width,
-        "depth": depth_of(shapes, r"transformer\.layers\.(\d+)\."),
+        "depth": shared.depth_of(shapes, _THEIRS),
         **_head_fields(shapes[f"{block}0.to_qkv.weight"][0] // 3, width, given),
         "mlp_width": shapes[f"{block}1.net.1.weight"][0],
         "stem": "normed_linear" if is_normed else "convolution",
@@ -199,7 +173,7 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     for name in ("num_heads", "head_width"):
         if name in given:
             given[name] = fields[name]
-    return finish(fields, given, HALF_MEAN, usual=usual, warnings=tuple(warnings))
+    return shared.finish(fields, given, shared.HALF_MEAN, usual=usual, warnings=tuple(warnings))
 
 
 def _channels_and_patch(values: int, given: Mapping[str, Any]) -> tuple[int, tuple[int, int]]:
@@ -212,12 +186,12 @@ def _channels_and_patch(values: int, given: Mapping[str, Any]) -> tuple[int, tup
     candidates = (given["in_channels"],) if "in_channels" in given else (3, 1)
     for channels in candidates:
         patch = requested or math.isqrt(values // channels)
-        height, width = as_pair(patch)
+        height, width = shared.as_pair(patch)
         if channels * height * width == values:
             return channels, (height, width)
     raise CheckpointError(
         f"{values} values per patch are not {requested or 'a square'} of 1 or 3 channels; "
-        f"{how_to_state('patch_size')}"
+        f"{shared.how_to_state('patch_size')}"
     )
 
 
@@ -232,12 +206,12 @@ def _head_fields(inner: int, width: int, given: Mapping[str, Any]) -> dict[str, 
     if heads * head_width != inner or not inner:
         raise CheckpointError(
             f"all heads together have width {inner}, which {head_width} per head does not divide "
-            f"into {heads}; {how_to_state('num_heads')}"
+            f"into {heads}; {shared.how_to_state('num_heads')}"
         )
     return {"num_heads": heads, "head_width": None if inner == width else head_width}
 
 
-def _ordered(ours: str) -> KeyTransform:
+def _ordered(ours: str) -> Transform:
     """Return the transform of a patch's values, which theirs have by (row, column, channel)."""
 
     def change(pattern: str) -> Callable[[Tensor, ViTSpec], Tensor]:
@@ -257,12 +231,12 @@ _BATCH_AXIS = each(  # tokens and positions have a batch axis up to 0.40.2
     lambda part, spec: part.reshape(1, -1, spec.width),
     lambda part, spec: part if _is_plain(spec) else part[0],
 )
-_EMPTY_TOKEN = KeyTransform(  # the class token (0, D) of models that pool by the mean
+_EMPTY_TOKEN = Transform(  # the class token (0, D) of models that pool by the mean
     lambda parts, spec: (), lambda parts, spec: (torch.zeros(0, spec.width),)
 )
 
 
-def _projection(stored: int) -> KeyTransform:
+def _projection(stored: int) -> Transform:
     """Return the transform of the output projection's weight and bias.
 
     Args:
@@ -275,16 +249,16 @@ def _projection(stored: int) -> KeyTransform:
         "attn.proj.bias is not zero, and SimpleViT's to_out has no bias; convert to another format",
     )
 
-    def complete(parts: TensorParts, spec: ViTSpec) -> TensorParts:
+    def complete(parts: Parts, spec: ViTSpec) -> Parts:
         defaults = (torch.eye(spec.width), torch.zeros(spec.width))
         return (*parts, *defaults[stored:])
 
-    def reduce(parts: TensorParts, spec: ViTSpec) -> TensorParts:
+    def reduce(parts: Parts, spec: ViTSpec) -> Parts:
         if not all(map(torch.equal, parts, complete(parts[:stored], spec))):
             raise CheckpointError(errors[stored])
         return parts[:stored]
 
-    return KeyTransform(complete, reduce)
+    return Transform(complete, reduce)
 
 
 def _table(spec: ViTSpec) -> Table:
@@ -375,7 +349,7 @@ def _build(path: Path, spec: ViTSpec) -> BuiltModel | None:
     else:  # kept beside its parameters, so it is computed once more
         simple_vit: Any = importlib.import_module("vit_pytorch.simple_vit")
         model.pos_embedding = simple_vit.posemb_sincos_2d(*spec.grid, spec.width)
-    model.load_state_dict(load_file(weights_file(path)), assign=True)
+    model.load_state_dict(load_file(shared.weights_file(path)), assign=True)
     # A block has no module of its own: it ends with the sum of its MLP's input and output.
     mlps = [mlp for _, mlp in model.transformer.layers]
     return BuiltModel(model, mlps, tokens=lambda inputs, output: inputs + output)
@@ -402,12 +376,12 @@ def _write(bundle: Bundle) -> dict[str, FileWriter]:
         tensors = {names[name]: tensor for name, tensor in bundle.tensors.items()}
         bundle = replace(bundle, tensors=tensors)
     metadata = {ARGUMENTS_KEY: json.dumps(arguments), RELEASE_KEY: release}
-    return {WEIGHTS_FILE: bundle_writer(bundle, metadata)}
+    return {shared.WEIGHTS_FILE: shared.bundle_writer(bundle, metadata)}
 
 
 _SHARED: dict[str, Any] = {
-    **{name: value for name, value in FIRST_PAPER.items() if name != "head_width"},
-    **CLASS_TOKEN_ONLY,
+    **{name: value for name, value in shared.FIRST_PAPER.items() if name != "head_width"},
+    **shared.CLASS_TOKEN_ONLY,
     "norm_eps": 1e-5,
     "qkv_bias": False,
     "representation_width": None,
@@ -430,6 +404,6 @@ LUCIDRAINS = Format(
         for stem, positions, class_token, pooling, norm_first in CLASSES
     ),
     write=_write,
-    fixed=FIXED_BY_CODE,
-    reference=ReferenceLibrary("vit-pytorch", OLDEST_TESTED, ("vit_pytorch",), _build),
+    fixed=shared.FIXED_BY_CODE,
+    reference=shared.ReferenceLibrary("vit-pytorch", OLDEST_TESTED, ("vit_pytorch",), _build),
 )

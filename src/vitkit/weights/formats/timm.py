@@ -19,38 +19,10 @@ from vitkit.io.untrusted import read_json
 from vitkit.models.presets import table as presets
 from vitkit.spec import STAGE_STRIDES, Preprocess, ViTSpec
 from vitkit.weights.files import Header, Shapes, Source
-from vitkit.weights.formats.format import (
-    FIRST_PAPER,
-    FIXED_BY_CODE,
-    HALF_MEAN,
-    IMAGENET_MEAN,
-    WEIGHTS_FILE,
-    BuiltModel,
-    Bundle,
-    Format,
-    Inferred,
-    ReferenceLibrary,
-    as_pair,
-    bundle_writer,
-    depth_of,
-    finish,
-    how_to_state,
-    image_size,
-    resnet_layers,
-    usual_heads,
-    weights_file,
-)
-from vitkit.weights.formats.key_table import BLOCK, Table, each, renamed, row
-from vitkit.weights.formats.timm_config import (
-    StatedModel,
-    architecture_name,
-    config_document,
-    config_of,
-    is_eva,
-    origin_of,
-    read_statement,
-    timm_architecture,
-)
+from vitkit.weights.formats import format as shared
+from vitkit.weights.formats import timm_config
+from vitkit.weights.formats.format import BuiltModel, Bundle, Format, Inferred, ReferenceLibrary
+from vitkit.weights.formats.keys import BLOCK, Table, each, renamed, row
 from vitkit.weights.formats.unwrapping import plain_head
 
 # The table between timm's names and ours, and the names by which its files are known.
@@ -93,7 +65,7 @@ def _unfolded(part: Tensor, spec: ViTSpec) -> Tensor:
 
 def _table(spec: ViTSpec) -> Table:
     """Return a table of equal names; `Eva` has a few of its own."""
-    return _with_block_names(spec, EVA_NAMES if is_eva(spec) else {})
+    return _with_block_names(spec, EVA_NAMES if timm_config.is_eva(spec) else {})
 
 
 def _with_block_names(spec: ViTSpec, in_block: Mapping[str, str]) -> Table:
@@ -123,7 +95,7 @@ def filled_timm_model(path: Path, make: Callable[[], Any]) -> BuiltModel:
     with torch.device("meta"):
         model = make()
     model.to_empty(device="cpu")  # allocates the buffers that no file has
-    model.load_state_dict(models.load_state_dict(str(weights_file(path))), assign=True)
+    model.load_state_dict(models.load_state_dict(str(shared.weights_file(path))), assign=True)
     for module in model.modules():
         if hasattr(module, "init_non_persistent_buffers"):
             module.init_non_persistent_buffers()
@@ -169,14 +141,14 @@ def _renamed_in_blocks(source: Source, changes: Mapping[str, str]) -> Source:
 
 def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     """Infer from shapes, then from `config.json`, then from usual values."""
-    return infer_with_defaults(header, overrides, HALF_MEAN)
+    return infer_with_defaults(header, overrides, shared.HALF_MEAN)
 
 
 def _write(bundle: Bundle) -> dict[str, FileWriter]:
     """Return a folder as on the Hub: `model.safetensors` and `config.json`."""
-    config = config_document(bundle.spec, bundle.preprocess, bundle.classes)
+    config = timm_config.config_document(bundle.spec, bundle.preprocess, bundle.classes)
     return {
-        WEIGHTS_FILE: bundle_writer(bundle),
+        shared.WEIGHTS_FILE: shared.bundle_writer(bundle),
         "config.json": FileWriter.of((json.dumps(config, indent=2) + "\n").encode()),
     }
 
@@ -213,7 +185,7 @@ TIMM = Format(
 def _is_eva_file(header: Header) -> bool:
     """Return True for tensors that only `Eva` has, or for its name in `config.json`."""
     shapes = header.shapes
-    name = architecture_name(config_of(header))
+    name = timm_config.architecture_name(header)
     # Without a table of positions, a known name decides.
     if name in presets() and "pos_embed" not in shapes:
         return presets()[name].fields.get("positions") == "rope"
@@ -240,16 +212,16 @@ def infer_with_defaults(
             know, or positions of no known kind.
     """
     shapes = header.shapes
-    origin = origin_of(header)
-    stated = read_statement(config_of(header), overrides, origin)
+    stated = timm_config.read_statement(header, overrides)
     fields = {**_stem_fields(shapes), **_block_fields(shapes), **_readout_fields(shapes)}
     if stated.width not in (None, fields["width"]):
-        line = f"{origin} describes a model of width {stated.width}; the tensors have width "
+        line = f"{stated.origin} describes a model of width {stated.width}; the tensors have width "
         line += f"{fields['width']}"
         # The keywords of an `arch` may be unknown, so that its width is only that of the name.
-        if origin == "config.json":
+        if stated.origin == "config.json":
             raise CheckpointError(line)
-        stated = StatedModel({}, {}, warnings=(f"{line}; {origin} is left out",))
+        line += f"; {stated.origin} is left out"
+        stated = timm_config.StatedModel(stated.origin, warnings=(line,))
     classes = stated.classes
     if len(classes) not in (0, fields["num_classes"]):
         line = f"{len(classes)} class names do not match {fields['num_classes']} logits"
@@ -274,7 +246,7 @@ def infer_with_defaults(
     # Resampling is decided by timm's code, not by the model, so it counts as usual.
     stored = named.keys() - {"position_resampling"}
     states_images = {"mean", "std"} <= stated.preprocess.keys()
-    return finish(
+    return shared.finish(
         {**usual, **named, **fields},
         overrides,
         preprocess.replace(**stated.preprocess),
@@ -295,9 +267,7 @@ def _stem_fields(shapes: Shapes) -> dict[str, Any]:
         kernel = [math.isqrt(projection[1] // channels)] * 2
     if any(name.startswith(RESNET_NAMES) for name in shapes):
         root = "conv.weight" if f"{RESNET_NAMES}conv.weight" in shapes else "stem.conv.weight"
-        if RESNET_NAMES + root not in shapes:
-            raise CheckpointError("the backbone is not a ResNetV2, the only one supported")
-        layers = resnet_layers(shapes, f"{RESNET_NAMES}stages.{{s}}.blocks.*.conv1.weight")
+        layers = shared.resnet_layers(shapes, f"{RESNET_NAMES}stages.{{s}}.blocks.*.conv1.weight")
         # The kernel of a hybrid covers cells of the ResNet's output, several pixels each.
         kernel = [side * STAGE_STRIDES[len(layers)] for side in kernel]
         channels = shapes[RESNET_NAMES + root][1]
@@ -313,10 +283,9 @@ def _stem_fields(shapes: Shapes) -> dict[str, Any]:
 def _block_fields(shapes: Shapes) -> dict[str, Any]:
     """Return the fields of the blocks, by the names in the first one."""
     names = {name.removeprefix(FIRST_BLOCK) for name in shapes if name.startswith(FIRST_BLOCK)}
-    of_blocks = (name for name in shapes if name.startswith("blocks."))
     has_scale = bool(names & {"ls1.gamma", "gamma_1"})
     fields: dict[str, Any] = {
-        "depth": depth_of(of_blocks, r"blocks\.(\d+)"),
+        "depth": shared.depth_of(shapes, BLOCK),
         "mlp_width": shapes[f"{FIRST_BLOCK}mlp.fc2.weight"][1],
         "norm": "layer" if "norm1.bias" in names else "rms",
         "qkv_bias": "no_key" if "attn.q_bias" in names else "attn.qkv.bias" in names,
@@ -373,7 +342,7 @@ def _position_fields(
     if table is None:
         return {}, *_without_table(header, fields, given)
     # Its own class name, as timm's training writes it, and a full bias mean Perception Encoder.
-    is_named_eva = architecture_name(config_of(header)) == "eva"
+    is_named_eva = timm_config.architecture_name(header) == "eva"
     is_eva02 = fields["mlp"] != "plain" and fields["qkv_bias"] == "no_key"
     if is_eva02 or (is_named_eva and fields["qkv_bias"] is True):
         raise CheckpointError(
@@ -384,7 +353,7 @@ def _position_fields(
     prefix = fields["class_token"] + fields["distillation_token"] + fields["num_registers"]
     requested = overrides.get("image_size", given.get("image_size"))
     if requested is not None:
-        height, width = as_pair(requested)
+        height, width = shared.as_pair(requested)
         patches = (height // patch[0]) * (width // patch[1])
         # A stated size may be another one; the user's is refused if it is.
         if "image_size" not in overrides and patches not in (rows, rows - prefix):
@@ -395,7 +364,7 @@ def _position_fields(
     covers_prefix = patches != rows if requested is not None else without or not is_square
     if is_open:
         covers_prefix = given.get("positions_cover_prefix", not fields["num_registers"])
-    size = image_size(rows, prefix * covers_prefix, patch, requested)
+    size = shared.image_size(rows, prefix * covers_prefix, patch, requested)
     certain: dict[str, Any] = {"positions": "learned"}
     guessed: dict[str, Any] = {}
     (guessed if is_open else certain)["positions_cover_prefix"] = prefix == 0 or covers_prefix
@@ -404,7 +373,7 @@ def _position_fields(
     warnings = [
         f"{rows} rows of positions form a square grid with and without the {prefix} prefix "
         f"tokens; image_size {size[0]} x {size[1]} is assumed; if it is another, "
-        f"{how_to_state('image_size')}"
+        f"{shared.how_to_state('image_size')}"
     ]
     return certain, guessed, warnings if is_open else []
 
@@ -441,7 +410,7 @@ def _usual_fields(shapes: Shapes, fields: Mapping[str, Any], is_rotary: bool) ->
     if "attn_pool.latent" in shapes:
         pooling = "map"
     usual = {
-        "num_heads": usual_heads(fields["width"]),
+        "num_heads": shared.usual_heads(fields["width"]),
         # CLIP, which has a norm before the blocks, and Eva take torch's default.
         "norm_eps": 1e-5 if fields["embedding_norm"] or is_rotary else 1e-6,
         "activation": "gelu",
@@ -467,7 +436,7 @@ _CONTAINERS = ("'model'", "'model_ema'")
 """Entries of its training checkpoints, as a note on the way in names them."""
 _LAYOUT = "facebookresearch/deit"
 """The mark that vitkit writes into the header, where no container shows the origin."""
-_DEIT_IMAGES = IMAGENET_MEAN.replace(interpolation="bicubic", crop_ratio=0.875)
+_DEIT_IMAGES = shared.IMAGENET_MEAN.replace(interpolation="bicubic", crop_ratio=0.875)
 
 
 def _detect_deit(header: Header) -> bool:
@@ -508,7 +477,7 @@ def _build_deit(path: Path, spec: ViTSpec) -> BuiltModel | None:
     LayerScale has other names there since DeiT III.
     """
     timm: Any = importlib.import_module("timm")
-    architecture = timm_architecture(spec)
+    architecture = timm_config.timm_architecture(spec)
     if architecture is None or spec.layer_scale is not None:
         return None
     name, arguments = architecture
@@ -517,7 +486,7 @@ def _build_deit(path: Path, spec: ViTSpec) -> BuiltModel | None:
     )
 
 
-_DEIT: dict[str, Any] = {**FIRST_PAPER, "representation_width": None}
+_DEIT: dict[str, Any] = {**shared.FIRST_PAPER, "representation_width": None}
 DEIT = Format(
     name="deit",
     detect=_detect_deit,
@@ -530,7 +499,7 @@ DEIT = Format(
         {**_DEIT, "distillation_token": False, "positions_cover_prefix": False},
     ),
     # No pickle is written; names as of their `model.state_dict()`.
-    write=lambda bundle: {WEIGHTS_FILE: bundle_writer(bundle, {"layout": _LAYOUT})},
-    fixed=FIXED_BY_CODE,
+    write=lambda bundle: {shared.WEIGHTS_FILE: shared.bundle_writer(bundle, {"layout": _LAYOUT})},
+    fixed=shared.FIXED_BY_CODE,
     reference=TIMM_LIBRARY._replace(build=_build_deit),
 )

@@ -66,6 +66,7 @@ class StatedModel(NamedTuple):
     """A model's description in the document beside a file.
 
     Attributes:
+        origin: `config.json`, or `arch` of a training checkpoint, for messages.
         fields: fields of `ViTSpec`.
         preprocess: fields of `Preprocess`.
         classes: class names, or none.
@@ -73,28 +74,25 @@ class StatedModel(NamedTuple):
         warnings: one line each.
     """
 
-    fields: dict[str, Any]
-    preprocess: dict[str, Any]
+    origin: str
+    fields: Mapping[str, Any] = {}
+    preprocess: Mapping[str, Any] = {}
     classes: tuple[str, ...] = ()
     width: int | None = None
     warnings: tuple[str, ...] = ()
 
 
-def config_of(header: Header) -> Mapping[str, Any]:
+def _config_of(header: Header) -> tuple[str, Mapping[str, Any]]:
     """Return the `config.json` beside a file, else a training checkpoint's own statement."""
     config = header.documents.get("config", {})
-    return config if "architecture" in config else {**header.stated, **config}
+    if "architecture" in config or not header.stated:
+        return "config.json", config
+    return "arch", {**header.stated, **config}
 
 
-def origin_of(header: Header) -> str:
-    """Return `config.json` or `arch`, the origin of the model's name, for messages."""
-    is_beside = "architecture" in header.documents.get("config", {})
-    return "config.json" if is_beside or not header.stated else "arch"
-
-
-def architecture_name(config: Mapping[str, Any]) -> str | None:
+def architecture_name(header: Header) -> str | None:
     """Return the model's name without the tag of its weights; of two equal models, the preset."""
-    name = config.get("architecture")
+    name = _config_of(header)[1].get("architecture")
     if not isinstance(name, str):
         return None
     # "vit_base_patch16_224.augreg_in1k" -> "vit_base_patch16_224"
@@ -102,23 +100,21 @@ def architecture_name(config: Mapping[str, Any]) -> str | None:
     return EQUAL_PRESETS.get(name, name)
 
 
-def read_statement(
-    config: Mapping[str, Any], overrides: Mapping[str, Any], origin: str = "config.json"
-) -> StatedModel:
+def read_statement(header: Header, overrides: Mapping[str, Any]) -> StatedModel:
     """Return the model that a document describes; an empty description where it is not timm's.
 
     Args:
-        config: the document.
+        header: header of the file.
         overrides: spec fields of the caller; positions among them settle what a name leaves open.
-        origin: origin of the name: `config.json`, or `arch` of a training checkpoint.
 
     Raises:
         CheckpointError: a model that vitkit does not know and that the caller does not declare
             plain; positions, a pooling or an activation that vitkit does not compute.
     """
-    name = architecture_name(config)
+    origin, config = _config_of(header)
+    name = architecture_name(header)
     if name is None:
-        return StatedModel({}, {})
+        return StatedModel(origin)
     arguments = config.get("model_args") or {}
     # Older documents have the entries of pretrained_cfg at the top.
     pretrained = config.get("pretrained_cfg") or config
@@ -150,14 +146,11 @@ def read_statement(
     names = config.get("label_names") or pretrained.get("label_names") or ()
     if isinstance(names, Mapping):  # number -> name, as transformers writes it
         names = [names.get(str(number)) for number in range(len(names))]
-    if not isinstance(names, list | tuple):
-        kind = type(names).__name__
-        raise CheckpointError(f"config.json: label_names is {kind}; expected a list of class names")
-    if None in names:
+    if not isinstance(names, list | tuple) or None in names:
         warnings.append("config.json: label_names does not name every class and is left out")
         names = ()
     classes = tuple(map(str, names))
-    return StatedModel(fields, preprocess, classes, width, (*warnings, *image_warnings))
+    return StatedModel(origin, fields, preprocess, classes, width, (*warnings, *image_warnings))
 
 
 def _known(value: Any, known: Mapping[str, str], keyword: str) -> str:
@@ -174,13 +167,16 @@ def _known(value: Any, known: Mapping[str, str], keyword: str) -> str:
 def _refuse_unknown_model(name: str, overrides: Mapping[str, Any], origin: str) -> None:
     """Refuse a model of timm that may compute more than its tensors show."""
     # Their tensors are those of a plain ViT: read as one, they would give wrong logits.
+    problem = ""
     if any(fnmatchcase(name, pattern) for pattern in _ROTARY):
-        raise CheckpointError(f"{origin}: {name} has rotary positions that are not supported")
-    if "positions" not in overrides and _TIMM_NAMES[origin].fullmatch(name):
-        raise CheckpointError(
-            f"{origin}: {name} is not a known model, and tensors do not show everything a model "
-            f"computes; if it is a plain ViT, {how_to_state('positions', 'learned')}"
+        problem = "has rotary positions that are not supported"
+    elif "positions" not in overrides and _TIMM_NAMES[origin].fullmatch(name):
+        problem = (
+            "is not a known model, and tensors do not show everything a model computes; if it is a "
+            f"plain ViT, {how_to_state('positions', 'learned')}"
         )
+    if problem:
+        raise CheckpointError(f"{origin}: {name} {problem}")
 
 
 def _fields_of_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:

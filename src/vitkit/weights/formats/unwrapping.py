@@ -16,7 +16,7 @@ from vitkit.errors import CheckpointError
 from vitkit.messages import plural
 from vitkit.weights.files import Source
 from vitkit.weights.formats.format import Format
-from vitkit.weights.formats.key_table import few, is_integer
+from vitkit.weights.formats.keys import few, is_integer
 
 INNER_PARTS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 """Parts that compiling or sharding single blocks of a model puts into the middle of names."""
@@ -59,62 +59,57 @@ class FoundModel(NamedTuple):
         return (f"left out, as it is outside of {self.prefix!r}: {few(shown, most=10)}",)
 
 
-def find_model(source: Source, forms: Iterable[Format]) -> FoundModel | None:
+def find_model(source: Source, forms: Mapping[str, Format]) -> FoundModel:
     """Find the model in a file, and its format.
 
     Args:
         source: the open file.
-        forms: formats in the order in which they are tried.
-
-    Returns:
-        The model with the names of its format; None for no model.
+        forms: formats by name, in the order in which they are tried.
 
     Raises:
-        CheckpointError: several models, of which none is preferred.
+        CheckpointError: no model, or several of which none is preferred.
     """
-    forms = tuple(forms)
     source = _without_inner_parts(source)
-    form = _format_of(source, forms)
-    if form is not None:
-        return FoundModel(form, source)
-    # Behind a prefix: of all names, or of one part of several.
+    # With the names as they are; else behind a prefix of all names, or of one part of several.
     models: dict[str, FoundModel] = {}
     for prefix, names in _groups(source).items():
         if any(prefix.startswith(shorter) for shorter in models):
             continue  # a part of a model already found
         inner = source.renamed({name: name[len(prefix) :] for name in names})
-        form = _format_of(inner, forms)
-        if form is not None:
-            models[prefix] = _part_of(source, prefix, names, form)
+        for form in forms.values():
+            if form.detect(inner.header):
+                models[prefix] = _part_of(source, prefix, names, form)
+                break
     # Of an encoder and its EMA in one file, the one that is evaluated is kept.
     for prefix in list(models):
         for preferred, other in PREFERRED.items():
             if prefix.endswith(preferred):
                 models.pop(prefix.removesuffix(preferred) + other, None)
-    if len(models) > 1:
-        first = next(iter(models))
-        raise CheckpointError(
-            f"{source.header.path}: contains {len(models)} models, under {few(list(models))}; "
-            f"keep the tensors of one, such as those whose names start with {first!r}"
+    if len(models) == 1:
+        return next(iter(models.values()))
+    problem = _no_model(source, forms)
+    if models:
+        problem = (
+            f"contains {len(models)} models, under {few(list(models))}; keep the tensors of one, "
+            f"such as those whose names start with {next(iter(models))!r}"
         )
-    return next(iter(models.values()), None)
+    raise CheckpointError(f"{source.header.path}: {problem}")
 
 
-def unknown_format(source: Source, known: Iterable[str]) -> CheckpointError:
-    """Return the error for a file in which no model was found."""
-    header = source.header
+def _no_model(source: Source, known: Iterable[str]) -> str:
+    """Describe a file in which no model was found."""
     # A document may hold anything.
-    kind = str(header.documents.get("config", {}).get("model_type") or "")
+    kind = str(source.header.documents.get("config", {}).get("model_type") or "")
     family = UNSUPPORTED.match(kind)
     if family:
-        return CheckpointError(
-            f"{header.path}: model_type {kind!r} of transformers is not supported; for such "
-            f"models in timm's format see `vitkit models --pretrained '*{family[0]}*'`"
+        return (
+            f"model_type {kind!r} of transformers is not supported; for such models in timm's "
+            f"format see `vitkit models --pretrained '*{family[0]}*'`"
         )
     stated = f"; config.json has model_type {kind!r}" if kind else ""
-    return CheckpointError(
-        f"{header.path}: {plural(len(source), 'tensor')} ({few(list(source), 3)}) in no known "
-        f"format{stated}; known formats are vitkit, {', '.join(known)}"
+    return (
+        f"{plural(len(source), 'tensor')} ({few(list(source), 3)}) in no known format{stated}; "
+        f"known formats are vitkit, {', '.join(known)}"
     )
 
 
@@ -147,13 +142,6 @@ def plain_head(source: Source, root: str, target: str) -> Source:
     return source.renamed_by(rename, note)
 
 
-def _format_of(source: Source, forms: Sequence[Format]) -> Format | None:
-    for form in forms:
-        if form.detect(source.header):
-            return form
-    return None
-
-
 def _without_inner_parts(source: Source) -> Source:
     """Remove the wrappers of single blocks, unless two names would become one."""
     for part in INNER_PARTS:
@@ -166,15 +154,17 @@ def _without_inner_parts(source: Source) -> Source:
 
 def _groups(source: Source) -> Mapping[str, list[str]]:
     """Return prefix -> its names, for prefixes that a model may have; short ones first."""
-    groups: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {"": list(source)}
     for name in source:
         prefix = ""
         # "a.b.c.weight" is a member of the groups "a.", "a.b." and "a.b.c.".
         for part in name.split(".")[:-1][:MOST_PREFIX_PARTS]:
             prefix += f"{part}."
             groups.setdefault(prefix, []).append(name)
-    large = {prefix: names for prefix, names in groups.items() if len(names) >= FEWEST_TENSORS}
-    return dict(sorted(large.items(), key=lambda group: group[0].count(".")))
+    ordered = sorted(groups.items(), key=lambda group: group[0].count("."))
+    return {
+        prefix: names for prefix, names in ordered if len(names) >= FEWEST_TENSORS or not prefix
+    }
 
 
 def _part_of(source: Source, prefix: str, names: Sequence[str], form: Format) -> FoundModel:
@@ -194,7 +184,7 @@ def _part_of(source: Source, prefix: str, names: Sequence[str], form: Format) ->
             counters.append(name)
         else:
             outside.append(name)
-    notes = [f"prefix {prefix!r} removed"]
+    notes = [f"prefix {prefix!r} removed"] if prefix else []
     if counters:
         notes.append(f"whole numbers, not weights, left out: {few(counters)}")
     return FoundModel(form, source.renamed(inside, *notes), prefix, tuple(outside))

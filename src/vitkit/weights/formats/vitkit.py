@@ -1,9 +1,7 @@
-"""vitkit's own file: one `.safetensors` with the weights and everything needed to use them.
+"""Writing vitkit's own file; `weights.checkpoint` describes it, and reads it.
 
-The tensors have timm's names, so timm loads them as they are. The header's metadata has one JSON
-document under the key `vitkit`: format version, spec, preprocessing, class names, versions, a
-sha256 for each group of tensors, and whatever the writer adds (recipe, metrics, data fingerprint,
-licence). Reading checks all of it against the header's shapes before any tensor is read.
+A file that could not be read again must not be written, so every difference between a model and
+its spec is found here, or refused with the call that removes it.
 """
 
 from __future__ import annotations
@@ -22,31 +20,14 @@ from torch import Tensor, nn
 from vitkit.distributed import is_sharded
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter, replacing
-from vitkit.io.caches import tensor_digests
-from vitkit.messages import plural
+from vitkit.io.untrusted import refuse
 from vitkit.models.interface.classifier import COMPILED
 from vitkit.models.layers import eval_mode
 from vitkit.models.vit import ViT
 from vitkit.spec import Preprocess, ViTSpec
-from vitkit.weights.catalogue import with_assumption
-from vitkit.weights.checkpoint import blank_model, tensor_shapes
-from vitkit.weights.files import (
-    WEIGHT_DTYPES,
-    Header,
-    Shapes,
-    Source,
-    count_not_finite,
-    safetensors_writer,
-)
-from vitkit.weights.formats.format import (
-    METADATA_KEY,
-    Description,
-    model_description,
-    read_description,
-)
+from vitkit.weights import checkpoint as own
+from vitkit.weights import files
 
-OWN_VERSION = 1
-"""Version of the format, written into every file."""
 DESCRIBED = ("format_version", "spec", "preprocess", "classes", "versions", "sha256")
 """Keys of the description that `save` writes itself."""
 _version = cache(version)  # each call parses a file of metadata
@@ -100,7 +81,7 @@ def save(
         classes = () if classes is None else class_names(classes, path)
         if not classes and len(vit.origin.classes) == vit.spec.num_classes:
             classes = vit.origin.classes
-            metadata = with_assumption(metadata) if vit.origin.classes_assumed else metadata
+            metadata = own.with_assumption(metadata) if vit.origin.classes_assumed else metadata
     if not isinstance(preprocess, Preprocess):
         raise CheckpointError(
             f"{path}: preprocess= is missing (how images are resized and normalised for the "
@@ -139,14 +120,16 @@ def own_file_writer(
     spec, state = as_saved(model, path)
     # Cast before the checks: a number may be finite in float32 and not in float16.
     tensors = {name: tensor.to(dtype or tensor.dtype) for name, tensor in state.items()}
-    _refuse_unusable(tensors, path)
+    for name, tensor in tensors.items():
+        problem = files.unusable_numbers(tensor)
+        refuse(path, {f"{name}: {problem}": problem})
     # Our own entries come last, so that metadata of an older file never replace them.
     document = {
         **metadata,
-        "format_version": OWN_VERSION,
-        **model_description(spec, preprocess, class_names(classes, path)),
+        "format_version": own.OWN_VERSION,
+        **own.model_description(spec, preprocess, class_names(classes, path)),
         "versions": {"vitkit": _version("vitkit"), "torch": torch.__version__},
-        "sha256": tensor_digests(tensors),
+        "sha256": files.tensor_digests(tensors),
     }
     try:
         text = json.dumps(document, allow_nan=False)
@@ -155,8 +138,8 @@ def own_file_writer(
             f"{path}: the metadata are not JSON: {error}; pass plain values"
         ) from None
     # Parsed as reading the file will parse it, so that errors appear before it is written.
-    read_description(Header(path, {}, {}, {METADATA_KEY: text}))
-    return safetensors_writer(tensors, {METADATA_KEY: text}, path)
+    own.read_description(files.Header(path, metadata={own.METADATA_KEY: text}))
+    return files.safetensors_writer(tensors, {own.METADATA_KEY: text}, path)
 
 
 def class_names(classes: object, path: Path) -> tuple[str, ...]:
@@ -165,79 +148,16 @@ def class_names(classes: object, path: Path) -> tuple[str, ...]:
     Raises:
         CheckpointError: anything but several texts.
     """
-    names = [classes]  # a single text is a mistake, though it could be iterated
-    if isinstance(classes, Iterable) and not isinstance(classes, str):
-        names = list(classes)
-    for name in names:
-        if not isinstance(name, str) or isinstance(classes, str):
-            raise CheckpointError(
-                f"{path}: classes contains {name!r}; pass a list of class names, such as ['cat', "
-                "'dog']"
-            )
+    # a single text is a mistake, though it could be iterated
+    several = isinstance(classes, Iterable) and not isinstance(classes, str)
+    names: list[Any] = [*classes] if isinstance(classes, Iterable) else [classes]
+    wrong = [name for name in names if not isinstance(name, str) or not several]
+    problem = f"classes contains {wrong[:1]}; pass a list of class names, such as ['cat', 'dog']"
+    refuse(path, {problem: wrong})
     return tuple(map(str, names))  # JSON has no texts of numpy
 
 
-def read_own(source: Source, description: Description) -> dict[str, Tensor]:
-    """Read the tensors of a file of ours, checked against its description and its digests.
-
-    Raises:
-        CheckpointError: weights that do not fit the spec in the file, or are damaged.
-    """
-    check_description(source.header, description)
-    tensors = {name: source[name] for name in source}
-    # A file without digests is read, too; where there are some, each group must have its own.
-    expected = description.document.get("sha256")
-    if expected is not None:
-        actual = tensor_digests(tensors)
-        for group in actual:
-            if not isinstance(expected, dict) or expected.get(group) != actual[group]:
-                raise CheckpointError(
-                    f"{source.header.path}: {group} is damaged: its sha256 is not the one that the "
-                    "header states; download or copy the file again"
-                )
-    return tensors
-
-
-def check_description(header: Header, description: Description) -> None:
-    """Check a description against the header: version, names and shapes; no tensor is read.
-
-    Raises:
-        CheckpointError: a newer version; tensors missing, unknown, or of another shape.
-    """
-    file_version = description.document.get("format_version")
-    if type(file_version) is not int or not 1 <= file_version <= OWN_VERSION:
-        raise CheckpointError(
-            f"{header.path}: format version {file_version!r}; this vitkit reads 1 to "
-            f"{OWN_VERSION}; upgrade vitkit"
-        )
-    # Checked before `tensor_shapes` builds the model: a file may declare a million blocks.
-    blocks = description.spec.depth + sum(description.spec.resnet_layers)
-    difference = f"{blocks} blocks in {len(header.shapes)} tensors"
-    if blocks <= len(header.shapes):
-        difference = _difference(tensor_shapes(description.spec), header.shapes)
-    if difference:
-        raise CheckpointError(f"{header.path}: contradicts the spec in the file: {difference}")
-
-
-def _difference(expected: Shapes, actual: Shapes) -> str:
-    """Describe how tensors differ from those of a spec, or return an empty text."""
-    missing = sorted(expected.keys() - actual.keys())
-    unknown = sorted(actual.keys() - expected.keys())
-    if missing or unknown:
-        return (
-            f"{plural(len(missing), 'tensor')} missing ({', '.join(missing[:5]) or 'none'}), "
-            f"{len(unknown)} unknown ({', '.join(unknown[:5]) or 'none'})"
-        )
-    for name, shape in actual.items():
-        if shape != expected[name]:
-            return f"{name} has shape {shape}, the spec needs {expected[name]}"
-    return ""
-
-
 # The spec and the tensors of a model to save: without wrappers, with its present head.
-#
-# A file that could not be read again must not be written, so every difference between a model and
-# its spec is found here, or refused with the call that removes it.
 
 REMEDIES = {
     "lora_": "merge the adapters first: model = peft_model.merge_and_unload()",
@@ -266,11 +186,11 @@ def as_saved(model: object, path: Path) -> tuple[ViTSpec, dict[str, Tensor]]:
             logits than its tensors alone do, such as by a hook.
     """
     vit = unwrapped(model, path)
-    if vit.spec.stem == "backbone":
-        raise CheckpointError(
-            f"{path}: the file cannot describe the model's own backbone; save its state_dict() "
-            "beside the code that builds the backbone, or use stem 'resnet'"
-        )
+    backbone = (
+        "the file cannot describe the model's own backbone; save its state_dict() beside the code "
+        "that builds the backbone, or use stem 'resnet'"
+    )
+    refuse(path, {backbone: vit.spec.stem == "backbone"})
     spec, state = present_state(vit)
     _refuse_misfits(vit, spec, state, path)
     _refuse_unsaved_changes(vit, spec, state, path)
@@ -287,20 +207,6 @@ def present_state(vit: ViT) -> tuple[ViTSpec, dict[str, Tensor]]:
     return spec, state
 
 
-def _refuse_unusable(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Refuse tensors that reading the file would refuse: no floats, or not finite."""
-    for name, tensor in tensors.items():
-        if tensor.is_meta or tensor.dtype not in WEIGHT_DTYPES:
-            kind = "on the meta device and has no values" if tensor.is_meta else tensor.dtype
-            raise CheckpointError(f"{path}: {name} is {kind}; expected floats")
-        not_finite = count_not_finite(tensor)
-        if not_finite:
-            raise CheckpointError(
-                f"{path}: {name}: {not_finite} of {tensor.numel()} numbers are NaN or infinite in "
-                "float32, and such a file could not be loaded; save an earlier model"
-            )
-
-
 def unwrapped(model: object, path: Path) -> ViT:
     """Return the ViT inside of any wrappers.
 
@@ -313,11 +219,11 @@ def unwrapped(model: object, path: Path) -> ViT:
         wrapped = getattr(inner, COMPILED, None) or getattr(inner, "module", None)
         if not isinstance(wrapped, nn.Module):
             break
-        if isinstance(inner, nn.Module) and (inner._forward_hooks or inner._forward_pre_hooks):
-            raise CheckpointError(
-                f"{path}: a file cannot hold the forward hooks of the {type(inner).__name__} "
-                "around the model; remove them (handle.remove())"
-            )
+        hooks = (
+            f"a file cannot hold the forward hooks of the {type(inner).__name__} around the model; "
+            "remove them (handle.remove())"
+        )
+        refuse(path, {hooks: isinstance(inner, nn.Module) and _has_hooks(inner)})
         inner = wrapped
     if isinstance(inner, ViT):
         return inner
@@ -329,12 +235,14 @@ def unwrapped(model: object, path: Path) -> ViT:
     raise CheckpointError(f"{path}: {type(model).__name__} is not a ViT; {remedy}")
 
 
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 def _refuse_misfits(vit: ViT, spec: ViTSpec, state: Mapping[str, Tensor], path: Path) -> None:
     """Refuse a model whose tensors are not those of its spec."""
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    difference = _difference(tensor_shapes(spec), shapes)
-    if not difference:
-        return
+    difference = own.difference_of(own.tensor_shapes(spec), shapes)
     remedies = [text for part, text in REMEDIES.items() if any(part in name for name in state)]
     if not remedies and "head." in difference:
         remedies = [
@@ -342,8 +250,9 @@ def _refuse_misfits(vit: ViT, spec: ViTSpec, state: Mapping[str, Tensor], path: 
             f"torch.nn.Linear({spec.head_inputs}, K) there, without other layers (dropout before "
             "it is the field head_dropout)"
         ]
-    remedy = "; or ".join([*remedies, "save its state_dict() beside the code that builds it"])
-    raise CheckpointError(f"{path}: the model differs from its spec: {difference}; {remedy}")
+    remedies.append("save its state_dict() beside the code that builds it")
+    problem = f"the model differs from its spec: {difference}; {'; or '.join(remedies)}"
+    refuse(path, {problem: difference})
 
 
 # Changes to a model that a file of weights cannot store: hooks, other layers, other methods.
@@ -359,17 +268,18 @@ def _refuse_unsaved_changes(
     vit: ViT, spec: ViTSpec, state: Mapping[str, Tensor], path: Path
 ) -> None:
     """Refuse a model that computes other logits than a file of its tensors would."""
-    changed = _layers(vit) != _layers(blank_model(spec)) or any(map(_has_own_code, vit.modules()))
+    plain = _layers(own.blank_model(spec))
+    changed = _layers(vit) != plain or any(map(_has_own_code, vit.modules()))
     # A part of a model cannot be run, and tensors on the meta device have no values.
     if not changed or any(t.is_meta or is_sharded(t) for t in state.values()):
         return
     effect = _effect(vit, spec, state)
-    if effect:
-        raise CheckpointError(
-            f"{path}: a file holds tensors alone, and this model has hooks, methods or layers of "
-            f"its own: loaded again, {effect}; remove hooks (handle.remove()) and put the layers "
-            "of its spec back, or save its state_dict() beside the code that builds it"
-        )
+    problem = (
+        "a file holds tensors alone, and this model has hooks, methods or layers of its own: "
+        f"loaded again, {effect}; remove hooks (handle.remove()) and put the layers of its spec "
+        "back, or save its state_dict() beside the code that builds it"
+    )
+    refuse(path, {problem: effect})
 
 
 def _layers(model: ViT) -> dict[str, tuple[type, str]]:
@@ -384,7 +294,7 @@ def _layers(model: ViT) -> dict[str, tuple[type, str]]:
 
 def _has_own_code(module: nn.Module) -> bool:
     """Return True for a layer with hooks, or with a method in place of its class's."""
-    if module._forward_hooks or module._forward_pre_hooks:
+    if _has_hooks(module):
         return True
     if isinstance(module._modules.get(COMPILED), nn.Module):
         return False  # the wrapper of a compiled layer

@@ -13,20 +13,22 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from einops import EinopsError
 from torch import Tensor
 
-from vitkit.errors import CheckpointError
+from vitkit.errors import CheckpointError, SpecError
 from vitkit.messages import did_you_mean, plural
 from vitkit.spec import ViTSpec
 from vitkit.weights.files import Header, Shapes, Source
 
-TensorParts: TypeAlias = tuple[Tensor, ...]
+Parts: TypeAlias = tuple[Tensor, ...]
 """The tensors of one row, in its order."""
 BLOCK = "blocks.{i}."
 RESNET_UNIT = "stages.{s}.blocks.{u}."
@@ -36,38 +38,38 @@ INTEGER = re.compile(r"[<>|=]?[iub]\d+|[IU]\d+|BOOL|u?int\d+|bool")
 """Dtypes of whole numbers, as safetensors, numpy or torch name them."""
 
 
-class KeyTransform(NamedTuple):
-    """An invertible change of a row's tensors.
+def _as_is(parts: Parts, spec: ViTSpec) -> Parts:
+    return parts
+
+
+class Transform(NamedTuple):
+    """An invertible change of a row's tensors; by default none.
 
     Attributes:
         to_ours: their tensors, in the row's order, and the spec -> ours.
         to_theirs: the inverse.
     """
 
-    to_ours: Callable[[TensorParts, ViTSpec], TensorParts]
-    to_theirs: Callable[[TensorParts, ViTSpec], TensorParts]
+    to_ours: Callable[[Parts, ViTSpec], Parts] = _as_is
+    to_theirs: Callable[[Parts, ViTSpec], Parts] = _as_is
 
 
-def _as_is(parts: TensorParts, spec: ViTSpec) -> TensorParts:
-    return parts
-
-
-AS_IS = KeyTransform(_as_is, _as_is)
+AS_IS = Transform()
 
 
 def each(
     to_ours: Callable[[Tensor, ViTSpec], Tensor], to_theirs: Callable[[Tensor, ViTSpec], Tensor]
-) -> KeyTransform:
+) -> Transform:
     """Return the transform that changes each tensor of a row by itself."""
-    return KeyTransform(
+    return Transform(
         lambda parts, spec: tuple(to_ours(part, spec) for part in parts),
         lambda parts, spec: tuple(to_theirs(part, spec) for part in parts),
     )
 
 
-def stacked(count: int) -> KeyTransform:
+def stacked(count: int) -> Transform:
     """Return the transform of `count` tensors into one, along rows: q, k, v into `qkv`."""
-    return KeyTransform(
+    return Transform(
         lambda parts, spec: (torch.cat(parts, dim=0),),
         lambda parts, spec: tuple(parts[0].chunk(count, dim=0)),
     )
@@ -84,11 +86,11 @@ class Row(NamedTuple):
 
     theirs: tuple[str, ...]
     ours: tuple[str, ...]
-    transform: KeyTransform = AS_IS
+    transform: Transform = AS_IS
 
 
 def row(
-    theirs: str | Sequence[str], ours: str | Sequence[str], transform: KeyTransform = AS_IS
+    theirs: str | Sequence[str], ours: str | Sequence[str], transform: Transform = AS_IS
 ) -> Row:
     """Return a `Row`; a single name may be a plain string."""
     if isinstance(theirs, str):
@@ -119,7 +121,7 @@ def token_rows(spec: ViTSpec, tokens: Mapping[str, str], positions: str) -> list
         rows = [row(positions, "pos_embed", each(_with_register_rows, _without_register_rows))]
     else:
         theirs = [tokens[name] for name in in_table]
-        added = KeyTransform(_rows_added, _rows_of_zeros)
+        added = Transform(_rows_added, _rows_of_zeros)
         rows = [row([*theirs, positions], [*in_table, "pos_embed"], added)]
     return [*rows, *renamed({theirs: ours for ours, theirs in tokens.items()})]
 
@@ -136,14 +138,14 @@ def _without_register_rows(positions: Tensor, spec: ViTSpec) -> Tensor:
     return torch.cat([first, patches], dim=1)
 
 
-def _rows_added(parts: TensorParts, spec: ViTSpec) -> TensorParts:
+def _rows_added(parts: Parts, spec: ViTSpec) -> Parts:
     *tokens, positions = parts
     # Row i of the table belongs to token i: class, then distillation.
     added = [token + positions[:, i : i + 1] for i, token in enumerate(tokens)]
     return *added, positions[:, len(tokens) :]
 
 
-def _rows_of_zeros(parts: TensorParts, spec: ViTSpec) -> TensorParts:
+def _rows_of_zeros(parts: Parts, spec: ViTSpec) -> Parts:
     *tokens, positions = parts
     return *tokens, torch.cat([*map(torch.zeros_like, tokens), positions], dim=1)
 
@@ -226,6 +228,16 @@ def check_size(spec: ViTSpec, theirs: Mapping[str, tuple[int, ...]]) -> None:
             f"depth {spec.depth}, width {spec.width} and mlp_width {spec.mlp_width} need more than "
             f"the {len(theirs)} tensors of {numbers} numbers that the file declares"
         )
+
+
+@contextmanager
+def named_errors(path: Path, form: str) -> Iterator[None]:
+    """Name the file and its format in an error of the format's code."""
+    try:
+        yield
+    except (SpecError, CheckpointError) as error:
+        reason = str(error).removeprefix(f"{path}: ")
+        raise CheckpointError(f"{path}: as {form}: {reason}") from None
 
 
 class KeyMatch(NamedTuple):
