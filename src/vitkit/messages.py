@@ -283,3 +283,11 @@ def discard_stdout() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
+
+
+def few(names: Sequence[object], most: int = 5) -> str:
+    """Return the first names of a list as text, each cut off, with the number of the others."""
+    text = ", ".join(str(name)[:120] for name in names[:most])
+    if len(names) > most:
+        text += f" and {len(names) - most} more"
+    return text

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from vitkit.errors import CheckpointError, SettingError
+from vitkit.io.untrusted import refuse
 from vitkit.messages import TRUST, did_you_mean
 from vitkit.models.presets import preset as preset_spec
 from vitkit.models.presets import table
@@ -139,25 +140,23 @@ def list_models(
     >>> list_models("vit_tiny_patch16_224.*", pretrained=True)
     ['vit_tiny_patch16_224.augreg_in21k', 'vit_tiny_patch16_224.augreg_in21k_ft_in1k']
     """
-    included, excluded = _patterns(pattern), _patterns(exclude_filters)
+    included = [pattern or "*"] if isinstance(pattern, str) else list(pattern)
+    excluded = [exclude_filters] if isinstance(exclude_filters, str) else exclude_filters
     presets_with_weights = {entry.preset for entry in catalogue().values()}
     tagged = pretrained if include_tags is None else include_tags
     # Name of a list entry -> name of its model.
-    names = {name: name for name in table() if name in presets_with_weights or not pretrained}
+    names = dict(zip(table(), table(), strict=True))
     if tagged:
-        names = {name: model for name, model in names.items() if name not in presets_with_weights}
         names |= {name: entry.preset for name, entry in catalogue().items()}
-    return sorted(
-        name
-        for name, model in names.items()
-        if _matches(name, model, included or ["*"]) and not _matches(name, model, excluded)
-    )
-
-
-def _patterns(patterns: str | Iterable[str]) -> list[str]:
-    if isinstance(patterns, str):
-        return [patterns] if patterns else []
-    return list(patterns)
+    listed: list[str] = []
+    for name, model in names.items():
+        has_weights = model in presets_with_weights
+        # Models with weights are listed by their checkpoints, or by themselves.
+        is_left_out = tagged and name == model if has_weights else pretrained
+        matches = functools.partial(_matches, name, model)
+        if not is_left_out and matches(included or ["*"]) and not matches(excluded):
+            listed.append(name)
+    return sorted(listed)
 
 
 def _matches(name: str, model: str, patterns: Iterable[str]) -> bool:
@@ -179,17 +178,13 @@ def find(name: str) -> CatalogueEntry:
         return of_preset[0]  # the default comes first
     model, _, tag = name.partition(".")
     tags = [other.partition(".")[2] for other in entries if other.startswith(f"{model}.")]
+    problem = f"there is no checkpoint {name!r}{suggested(name)}"
     if tags:
         near = did_you_mean(tag, tags)
-        raise SettingError(f"{model} has no checkpoint {tag!r}{near}; it has {', '.join(tags)}")
-    if model in table():
-        raise SettingError(
-            f"no weights are published for {model}; `vitkit models --pretrained` lists the "
-            "published ones"
-        )
-    raise SettingError(
-        f"there is no checkpoint {name!r}{suggested(name)}; `vitkit models --pretrained` lists all"
-    )
+        problem = f"{model} has no checkpoint {tag!r}{near}; it has {', '.join(tags)}"
+    elif model in table():
+        problem = f"no weights are published for {model}"
+    raise SettingError(f"{problem}; `vitkit models --pretrained` lists all")
 
 
 def suggested(name: str) -> str:
@@ -269,10 +264,10 @@ def _entry(row: Mapping[str, str]) -> CatalogueEntry:
 # `huggingface_hub` downloads, resumes, checks and caches files of the Hub, `io.download` all
 # others. Pickles are not even fetched without trust.
 
-REVISION_PART = r"(?:@(?P<revision>[\w./-]+))?"
-FILE_PART = r"(?::(?P<file>[\w.+/-]+))?"
-HUB_ADDRESS = re.compile(rf"hf://(?P<name>[\w.-]+/[\w.-]+){REVISION_PART}{FILE_PART}")
-TIMM_ADDRESS = re.compile(rf"timm://(?P<name>[\w.-]+){REVISION_PART}{FILE_PART}")
+HUB_ADDRESS = re.compile(
+    r"(?:hf://(?P<name>[\w.-]+/[\w.-]+)|timm://(?P<timm>[\w.-]+))"
+    r"(?:@(?P<revision>[\w./-]+))?(?::(?P<file>[\w.+/-]+))?"
+)
 ADDRESS_SCHEMES = ("hf://", "timm://", "https://", "http://")
 DOCUMENTS = ("config.json", "preprocessor_config.json")
 """Files of a repository that describe its weights."""
@@ -320,14 +315,11 @@ def locate(name: str | Path, *, trust_pickle: bool = False) -> tuple[Path, Catal
         CheckpointError: no name, or an empty one; no such address, not reachable, another digest.
         OutputError: the cache cannot be written.
     """
-    if not isinstance(name, str | os.PathLike):
+    if not isinstance(name, str | os.PathLike) or not str(name):
+        kind = f"a {type(name).__name__}" if str(name) else "an empty name"
         raise CheckpointError(
-            f"a {type(name).__name__} is not the path, the address or the name of a checkpoint; "
-            "vitkit.save and checkpoint.save_pretrained write one"
-        )
-    if not str(name):
-        raise CheckpointError(
-            "the name of the weights is empty; pass a file, a folder or an address"
+            f"{kind} is not the path, the address or the name of a checkpoint; vitkit.save and "
+            "checkpoint.save_pretrained write one"
         )
     # The catalogue has facts that the file lacks, for its names and addresses.
     entry = known(name)
@@ -337,11 +329,11 @@ def locate(name: str | Path, *, trust_pickle: bool = False) -> tuple[Path, Catal
         return _fetch(str(name), "", trust_pickle), None
     path = Path(name)
     is_bare = path.name == str(name) and not path.name.endswith(WEIGHTS_ENDINGS)
-    if is_bare and not os.path.lexists(path):
-        raise CheckpointError(
-            f"{name}: no such file or folder, and no published checkpoint has that name"
-            f"{suggested(str(name))}; `vitkit models --pretrained` lists all"
-        )
+    problem = (
+        f"no such file or folder, and no published checkpoint has that name{suggested(str(name))}; "
+        "`vitkit models --pretrained` lists all"
+    )
+    refuse(name, {problem: is_bare and not os.path.lexists(path)})
     return path, None
 
 
@@ -358,7 +350,7 @@ def _fetch(address: str, sha256: str, trust_pickle: bool) -> Path:
 
 def _from_hub(address: str, trust_pickle: bool) -> Path:
     """Return the folder of a repository, or the one file of it that the address names."""
-    match = HUB_ADDRESS.fullmatch(address) or TIMM_ADDRESS.fullmatch(address)
+    match = HUB_ADDRESS.fullmatch(address)
     parts = [] if match is None else (match["file"] or ".").split("/")
     # A file must be inside the repository: neither absolute nor with "..".
     if match is None or not parts[0] or ".." in parts:
@@ -366,40 +358,41 @@ def _from_hub(address: str, trust_pickle: bool) -> Path:
             f"{address}: expected hf://owner/name, hf://owner/name@revision, "
             f"hf://owner/name:file, timm://name or https://host/file"
         )
-    name, revision, file = match["name"], match["revision"], match["file"]
-    if address.startswith("timm://"):  # timm's own organisation on the Hub
-        name = f"timm/{name}"
+    # timm has its own organisation on the Hub
+    name, revision, file = (
+        match["name"] or f"timm/{match['timm']}",
+        match["revision"],
+        match["file"],
+    )
     if file:
         _check_ending(address, file, trust_pickle)
         # config.json and the like lie beside the file, in its own folder.
         documents = [str(Path(file).parent / document) for document in DOCUMENTS]
         path = _snapshot(address, name, revision, [file, *documents]) / file
-        if not path.is_file():
-            raise CheckpointError(f"{address}: no such file in the repository or in the cache")
+        refuse(address, {"no such file in the repository or in the cache": not path.is_file()})
         return path
     # Pickles are fetched in a second step, and only where there is nothing else.
     folder = _snapshot(address, name, revision, SAFE_FILES)
     if [*folder.glob("model*.safetensors"), *folder.glob("model.npz")]:
         return folder
-    if not trust_pickle:
-        raise CheckpointError(
-            f"{address}: has no model.safetensors; name one of its files ({address}:FILE), or, "
-            f"if you trust the source of its pickle, {TRUST}"
-        )
+    problem = (
+        f"has no model.safetensors; name one of its files ({address}:FILE), or, if you trust the "
+        f"source of its pickle, {TRUST}"
+    )
+    refuse(address, {problem: not trust_pickle})
     return _snapshot(address, name, revision, [*SAFE_FILES, *PICKLED_FILES])
 
 
 def _check_ending(address: str, file: str, trust_pickle: bool) -> None:
     """Refuse other files than weights, and pickles without trust, before anything is fetched."""
-    if not file.endswith(WEIGHTS_ENDINGS):
-        raise CheckpointError(
-            f"{address}: expected a name that ends in one of {', '.join(WEIGHTS_ENDINGS)}"
-        )
-    if file.endswith(PUBLISHED_PICKLES) and not trust_pickle:
-        raise CheckpointError(
-            f"{address}: is a pickle, and loading a pickle can run code; if you trust the "
-            f"source, {TRUST}"
-        )
+    untrusted = f"is a pickle, and loading a pickle can run code; if you trust the source, {TRUST}"
+    problems = {
+        f"expected a name that ends in one of {', '.join(WEIGHTS_ENDINGS)}": (
+            not file.endswith(WEIGHTS_ENDINGS)
+        ),
+        untrusted: file.endswith(PUBLISHED_PICKLES) and not trust_pickle,
+    }
+    refuse(address, problems)
 
 
 def _snapshot(address: str, name: str, revision: str | None, patterns: list[str]) -> Path:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from vitkit.messages import escape
+from vitkit.messages import escape, few
 from vitkit.spec import Preprocess, ViTSpec
 from vitkit.weights.catalogue import CatalogueEntry
 from vitkit.weights.checkpoint import (
@@ -23,7 +23,7 @@ from vitkit.weights.checkpoint import (
 )
 from vitkit.weights.files import Header, Source
 from vitkit.weights.formats.format import Inferred, Sure
-from vitkit.weights.formats.keys import PARTIAL_HINT, few, match_keys, named_errors
+from vitkit.weights.formats.keys import PARTIAL_HINT, match_keys, named_errors
 from vitkit.weights.load import opened
 from vitkit.weights.recognise_format import Hints, recognise
 
@@ -94,24 +94,19 @@ class Inspection:
         classes = "classes: none"
         if self.classes:
             count, how = len(self.classes), self.sure.get("classes", "stored")
-            classes = f"classes ({count}, {how}): {_listed(self.classes, 10)}"
+            classes = f"classes ({count}, {how}): {few(self.classes, 10)}"
         lines.append(f"  {classes}")
         for name, value in self.metadata.items():
-            lines.append(f"  {name}: {_listed(_pairs(value))}")
+            lines.append(f"  {name}: {few(_pairs(value), 200)}")
         for name in ("unknown", "missing", "left_out"):
             if getattr(self, name):
                 title = f"tensors {name.replace('_', ' ')}"
-                lines.append(f"  {title}: {_listed(getattr(self, name))}")
+                lines.append(f"  {title}: {few(getattr(self, name), 200)}")
         if self.unknown or self.missing:
             lines.append(f"  vitkit.load refuses this file; {PARTIAL_HINT}")
         lines += [f"  warning: {line}" for line in self.warnings]
         # Names of tensors and classes hold any text: a terminal must not obey it.
         return "\n".join(map(escape, lines))
-
-
-def _listed(parts: Sequence[str], most: int = 200) -> str:
-    """Return the first parts of a list as text, each cut off where it is very long."""
-    return few([part[:120] for part in parts], most)
 
 
 def _pairs(value: Any, name: str = "") -> list[str]:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import CheckpointError
 from vitkit.io.untrusted import refuse
-from vitkit.messages import escape, plural
+from vitkit.messages import escape, few, plural
 from vitkit.weights import checkpoint as parts
 from vitkit.weights.catalogue import CatalogueEntry, locate
 from vitkit.weights.checkpoint import Checkpoint, Description, texts
 from vitkit.weights.files import Source, open_source
-from vitkit.weights.formats.keys import KeyMatch, few, named_errors, read_tensors
+from vitkit.weights.formats.keys import KeyMatch, named_errors, read_tensors
 
 if TYPE_CHECKING:
     from vitkit.weights.recognise_format import Hints

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import CheckpointError
-from vitkit.io.untrusted import READ_ERRORS, checked_entries
-from vitkit.messages import TRUST
+from vitkit.io.untrusted import READ_ERRORS, checked_entries, refuse
+from vitkit.messages import TRUST, few
 
 PICKLE_ENDINGS = (".pth", ".pth.tar", ".pt", ".bin", ".ckpt", ".pkl")
 CONTAINERS = (
@@ -97,11 +97,11 @@ def read_pickle(
     Raises:
         CheckpointError: no trust, a file that the restricted reader refuses, or no plain tensors.
     """
-    if not trust:
-        raise CheckpointError(
-            f"{path}: is a pickle, and loading a pickle can run code; use a .safetensors file, "
-            f"or, if you trust the source, {TRUST}"
-        )
+    untrusted = (
+        "is a pickle, and loading a pickle can run code; use a .safetensors file, or, if you trust "
+        f"the source, {TRUST}"
+    )
+    refuse(path, {untrusted: not trust})
     records = _record_sizes(path)
     names = dict(zip(SAFE_GLOBALS, SAFE_GLOBALS, strict=True)) | SAFE_ALIASES
     safe: list[Any] = [(resolve_name(name), written) for written, name in names.items()]
@@ -139,8 +139,9 @@ def _record_sizes(path: Path) -> set[int] | None:
     # An archive since torch 1.6; before, pickles one after the other.
     if not zipfile.is_zipfile(path):
         # a format of 2016, which torch would unpack into a folder
-        if tarfile.is_tarfile(path):
-            raise CheckpointError(f"{path}: a tar file; load it with torch, and save it again")
+        refuse(
+            path, {"a tar file; load it with torch, and save it again": tarfile.is_tarfile(path)}
+        )
         return None
     try:
         with zipfile.ZipFile(path) as archive:
@@ -150,10 +151,8 @@ def _record_sizes(path: Path) -> set[int] | None:
             f"{path}: not a complete archive: {error}; download or save it again"
         ) from None
     # torch maps the file, so compressed records would be taken for their content.
-    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-        raise CheckpointError(
-            f"{path}: compressed, which archives of torch.save never are; save it again"
-        )
+    packed = {entry.compress_type for entry in entries} - {zipfile.ZIP_STORED}
+    refuse(path, {"compressed, which archives of torch.save never are; save it again": packed})
     return {entry.file_size for entry in entries}
 
 
@@ -200,53 +199,40 @@ def _unpacked(
         CheckpointError: no dictionary of tensors, several of them, or tensors that are not plain.
     """
     notes: list[str] = []
-    while isinstance(content, dict):
+    # Dictionaries may hold themselves.
+    while isinstance(content, dict) and len(notes) < len(CONTAINERS):
         holding = [name for name, value in content.items() if _holds_tensors(value)]
-        inner = _entry_with_weights(path, content, holding)
+        inner = next((name for name in CONTAINERS if _leads_to_tensors(content.get(name))), None)
         if inner is None:
-            break
-        if len(notes) == len(CONTAINERS):
-            raise CheckpointError(f"{path}: its entry {inner!r} is nested too deeply")
+            several = f"several entries contain tensors ({few(holding)}); save one of them alone"
+            refuse(path, {several: len(holding) > 1})
+            if not holding or _holds_tensors(content):
+                break
+            inner = holding[0]
         notes.append(f"weights read from the entry {inner!r}")
         others = [name for name in holding if name != inner]
         if others:
-            notes.append(f"other entries with tensors, left out: {_first_names(others)}")
+            notes.append(f"other entries with tensors, left out: {few(others)}")
         content = content[inner]
-    if not isinstance(content, dict) or not any(isinstance(v, Tensor) for v in content.values()):
-        raise CheckpointError(f"{path}: contains no dictionary of tensors; save a state_dict()")
     tensors: dict[str, Tensor] = {}
     other_names: list[Any] = []
-    for name, value in content.items():
+    for name, value in content.items() if isinstance(content, dict) else ():
         if isinstance(name, str) and isinstance(value, Tensor):
             tensors[name] = _plain(path, name, value, records)
         else:
             other_names.append(name)
     # Views of one small storage may claim to be gigabytes.
-    if sum(t.nbytes for t in tensors.values()) > 2 * path.stat().st_size + 16_000_000:
-        raise CheckpointError(f"{path}: its tensors share too many numbers to be a model")
+    claimed = sum(tensor.nbytes for tensor in tensors.values())
+    problems = {
+        "contains no dictionary of tensors; save a state_dict()": not tensors,
+        "its tensors share too many numbers to be a model": (
+            claimed > 2 * path.stat().st_size + 16_000_000
+        ),
+    }
+    refuse(path, problems)
     if other_names:
-        shown = _first_names([name for name in other_names[:5] if isinstance(name, str)])
-        notes.append(f"entries without tensors, left out: {shown or len(other_names)}")
+        notes.append(f"entries without tensors, left out: {few(other_names)}")
     return tensors, tuple(notes)
-
-
-def _entry_with_weights(path: Path, content: dict[Any, Any], holding: list[Any]) -> Any:
-    """Return the entry to unpack next, or None where the tensors are in `content` itself."""
-    for name in CONTAINERS:
-        if _leads_to_tensors(content.get(name)):
-            return name
-    if len(holding) == 1 and not _holds_tensors(content):
-        return holding[0]
-    if len(holding) > 1:
-        raise CheckpointError(
-            f"{path}: several entries contain tensors ({_first_names(holding)}); save one of "
-            "them alone"
-        )
-    return None
-
-
-def _first_names(names: list[Any]) -> str:
-    return ", ".join(str(name)[:50] for name in names[:5])
 
 
 def _holds_tensors(value: object) -> bool:
@@ -272,14 +258,13 @@ def _plain(path: Path, name: str, tensor: Tensor, records: set[int] | None) -> T
         and tensor.layout == torch.strided
         and tensor.device.type == "cpu"
     )
-    if not is_plain:
-        raise CheckpointError(
-            f"{path}: {name} is no plain, dense tensor on the CPU; save it as one"
-        )
-    stored = tensor.untyped_storage().nbytes()
-    if tensor.nbytes > stored or (records is not None and stored not in records):
-        raise CheckpointError(
-            f"{path}: {name} has the shape {tuple(tensor.shape)[:8]}, but the file stores "
-            "another number of values for it"
-        )
+    stored = tensor.untyped_storage().nbytes() if is_plain else 0
+    shape = tuple(tensor.shape)[:8] if is_plain else ()
+    problems = {
+        f"{name} is no plain, dense tensor on the CPU; save it as one": not is_plain,
+        f"{name} has the shape {shape}, but the file stores another number of values for it": (
+            is_plain and (tensor.nbytes > stored or stored not in (records or {stored}))
+        ),
+    }
+    refuse(path, problems)
     return tensor.detach()

@@ -123,7 +123,12 @@ def create_model(
     """
     if out_indices is not None and not features_only:
         raise SettingError("out_indices needs features_only=True; pass both, or neither")
-    _check_name(name)
+    check_type(name, str, "create_model", "the name of a model, such as 'vit_tiny_patch16_224'")
+    if "/" in name and os.path.exists(name):
+        raise SettingError(
+            f"create_model takes the name of a model, and {name} is a path; write "
+            f"vitkit.load({name!r}).model"
+        )
     if pretrained is None or pretrained is False:  # None: not set
         model = _fresh_model(name, overrides)
     else:
@@ -135,16 +140,6 @@ def create_model(
     if out_indices is None:
         out_indices = 3  # the last three, as timm has it
     return FeatureMaps(model, out_indices).train(model.training)
-
-
-def _check_name(name: str) -> None:
-    """Raise `SettingError` for a path, or anything that is not a name."""
-    check_type(name, str, "create_model", "the name of a model, such as 'vit_tiny_patch16_224'")
-    if "/" in name and os.path.exists(name):
-        raise SettingError(
-            f"create_model takes the name of a model, and {name} is a path; write "
-            f"vitkit.load({name!r}).model"
-        )
 
 
 def _fresh_model(name: str, overrides: Mapping[str, Any]) -> ViT:
@@ -163,22 +158,17 @@ def from_pretrained(
     source: str | Path, *, trust_pickle: bool = False, strict: bool = True, **overrides: Any
 ) -> ViT:
     """Return a model with weights; `ViT.from_pretrained` has the arguments and errors."""
-    if not isinstance(source, str | os.PathLike):
-        raise CheckpointError(
-            f"a {type(source).__name__} is not a source of weights; pass a path, a name or an "
-            "address"
-        )
-    path = os.fspath(source)
-    if HUB_NAME.fullmatch(path) and not os.path.exists(path) and known(path) is None:
-        path = f"hf://{path}"  # owner/name, as transformers takes it
+    path = source
+    # owner/name, as transformers takes it
+    if isinstance(path, str) and HUB_NAME.fullmatch(path) and known(path) is None:
+        path = path if os.path.exists(path) else f"hf://{path}"
     # Fields that the file leaves open, such as the heads of bare weights. The model is not known
     # yet: timm's keywords are read as those of the default one, and again below.
     hints = Hints(translate_keywords(overrides, vars(ViTSpec())))
     checkpoint = load_with(path, hints, trust_pickle=trust_pickle, strict=strict)
-    _log_warnings(path, checkpoint)
     stored = checkpoint.model.spec
     requested = translate_keywords(overrides, vars(stored))
-    return _adapted_model(checkpoint, stored.replace(**requested), requested, path)
+    return _adapted_model(checkpoint, stored.replace(**requested), requested, str(path))
 
 
 def load_pretrained(
@@ -203,43 +193,31 @@ def load_pretrained(
         SpecError: an unknown field, or sizes that the model cannot have.
         CheckpointError: weights of another model.
     """
-    if weights is True:
-        entry = find(name)
-        path, preset_name = entry.name, entry.preset
-    else:
-        path, preset_name = str(weights), _preset_of(name)
+    entry = find(name) if weights is True else catalogue().get(name)
+    path = entry.name if entry is not None and weights is True else str(weights)
+    # The tag of a name may be the user's own.
+    preset_name = name.partition(".")[0] if entry is None else entry.preset
     requested = translate_keywords(requested, vars(preset(preset_name)))
     # The model that is asked for; the weights may be of another size and are adapted to it.
     spec = preset(preset_name, **requested)
     hints = Hints(requested, spec)
     checkpoint = load_with(path, hints, trust_pickle=trust_pickle, strict=strict)
-    _log_warnings(path, checkpoint)
     if weights is True:
         spec = as_published(spec, checkpoint.model.spec, requested)
     return _adapted_model(checkpoint, spec, requested, path)
-
-
-def _preset_of(name: str) -> str:
-    """Return the preset that a name begins with; its tag may be the user's own."""
-    entry = catalogue().get(name)
-    if entry is None:
-        return name.partition(".")[0]
-    return entry.preset
-
-
-def _log_warnings(path: str, checkpoint: Checkpoint) -> None:
-    # Without class names: a warning on assumed ones does not concern the model alone.
-    for line in replace(checkpoint, classes=()).warnings:
-        logging.getLogger("vitkit").warning("%s: %s", path, escape(line))
 
 
 def _adapted_model(
     checkpoint: Checkpoint, spec: ViTSpec, requested: Mapping[str, Any], path: str
 ) -> ViT:
     """Return a checkpoint's model, adapted to a spec, in eval mode; each step is logged."""
+    log = logging.getLogger("vitkit")
+    # Without class names: a warning on assumed ones does not concern the model alone.
+    for line in replace(checkpoint, classes=()).warnings:
+        log.warning("%s: %s", path, escape(line))
     checkpoint = adapt_to_spec(checkpoint, spec, requested, path)
     for line in texts(checkpoint.metadata, "adapted"):
-        logging.getLogger("vitkit").info("%s: %s", path, line)
+        log.info("%s: %s", path, line)
     checkpoint.model.origin = checkpoint.origin
     return checkpoint.model.eval()
 

@@ -15,26 +15,17 @@ import textwrap
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitkit.errors import CheckpointError
-from vitkit.models.record import Record
-from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
 from vitkit.weights.checkpoint import tensor_shapes
 from vitkit.weights.fold import change_field
-from vitkit.weights.formats.format import (
-    BuiltModel,
-    Capabilities,
-    Fitted,
-    Step,
-)
+from vitkit.weights.formats.format import Capabilities, Fitted, Step
 from vitkit.weights.recognise_format import FORMATS
 
 # Fitting a model to a format: changes after which the format can store every field.
@@ -125,111 +116,60 @@ def _matters(spec: ViTSpec, field: str) -> bool:
 
 IMPORT_ERRORS = (ImportError, OSError, RuntimeError, AttributeError)
 """Exceptions of an import where a library is missing, or does not fit its own dependencies."""
-LOAD_ERRORS = (
-    AssertionError,
-    AttributeError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    SafetensorError,
-    TypeError,
-    ValueError,
-)
-"""Exceptions of libraries for a file of another format."""
-
-ModelOutputs: TypeAlias = tuple[list[Tensor], Tensor]
-"""Each block's tokens (B, T, D), and logits (B, K) or pooled features (B, E)."""
 
 
-@dataclass(frozen=True)
-class ReferenceModel:
-    """Another library's model of a file, in eval mode and float32; call it with images.
-
-    Attributes:
-        library: its name and version, such as `timm 1.0.31`.
-        built: the model, and how to read its tokens and logits.
-    """
-
-    library: str
-    built: BuiltModel
-
-    @torch.no_grad()
-    def __call__(self, images: Tensor) -> ModelOutputs:
-        """Compute each block's tokens (B, T, D), and logits (B, K) or pooled features (B, E).
-
-        Tokens are in our order in all of these libraries: class, distillation, registers, patches
-        row by row; before the last norm.
-
-        Args:
-            images: (B, C, H, W) float32, normalised, of the size in the spec.
-        """
-        tokens: list[Tensor] = []
-
-        def keep(block: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            tokens.append(self.built.tokens(inputs[0], output))
-
-        # Hooks record what a library does not return: the tokens between its blocks.
-        hooks = [block.register_forward_hook(keep) for block in self.built.blocks]
-        try:
-            with _quiet():
-                return tokens, self.built.logits(self.built.model(images))
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-
-def reference_model(target: str, path: Path, spec: ViTSpec) -> ReferenceModel | str:
-    """Return the model that the target's own library builds from written files.
-
-    Weights are mapped from the file where the library's classes allow it; none are drawn first.
+@torch.no_grad()
+def reference_logits(
+    target: str, path: Path, spec: ViTSpec, images: Tensor
+) -> tuple[Tensor | None, str]:
+    """Return what the target's own library computes from written files.
 
     Args:
         target: a format, one of `formats()`.
         path: path of the files: a folder, or one file.
         spec: the model in the files.
+        images: (B, C, H, W) float32, normalised, of the size in the spec.
 
     Returns:
-        The model; or, in one line, why there is none and how to get one: no package reads the
-        format; it is missing, broken or older than the versions that vitkit is tested with; no
-        class of it computes such a model (timm's registry has none, torchvision's takes square RGB
-        images).
+        Logits (B, K) or pooled features (B, E), and the library with its version, such as
+        `timm 1.0.31`; or None, and in one line why and how to get one: no package reads the format;
+        it is missing, broken or older than the versions that vitkit is tested with; no class of it
+        computes such a model (torchvision's takes square RGB images).
 
     Raises:
         CheckpointError: the library refuses the file, or leaves out one of its tensors.
     """
     reference = FORMATS[target].reference if target in FORMATS else None
     if reference is None:
-        return f"no package that can be installed reads the format {target}"
+        return None, f"no package that can be installed reads the format {target}"
     name, oldest = reference.distribution, ".".join(map(str, reference.oldest))
     install = f"pip install '{name}>={oldest}'"
-    # From cheap checks to expensive ones: installed, importable, new enough, loads the file.
-    with _quiet():
-        try:
-            version = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            return f"{name} is not installed; {install}"
-        library = f"{name} {version}"
-        try:
-            for module in reference.modules:
-                importlib.import_module(module)
-        except IMPORT_ERRORS as error:
-            reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
-            return f"{library} cannot be imported ({reason}); {install}"
+    # From cheap checks to expensive ones: installed, new enough, importable, loads the file.
+    try:
+        library = f"{name} {importlib.metadata.version(name)}"
         # "1.9.4rc1" -> [1, 9, 4, 1]; only as many numbers count as `oldest` has.
-        numbers = list(map(int, re.findall(r"\d+", version)))
+        numbers = [int(number) for number in re.findall(r"\d+", library)]
         if numbers[: len(reference.oldest)] < [*reference.oldest]:
-            return f"{library} is older than the version vitkit is tested with; {install}"
-        try:
-            built = reference.build(path, spec)
-        except LOAD_ERRORS as error:
-            reason = textwrap.shorten(str(error), 300, placeholder=" ...")
-            raise CheckpointError(
-                f"{path}: {library} refuses the converted file: {reason}; do not use it, and "
-                "convert to another format"
-            ) from None
-    if built is None:
-        return f"{library} has no class that computes this model"
-    return ReferenceModel(library, built._replace(model=built.model.eval().float()))
+            return None, f"{library} is older than the version vitkit is tested with; {install}"
+        with _quiet():
+            importlib.import_module(reference.module)
+    except importlib.metadata.PackageNotFoundError:
+        return None, f"{name} is not installed; {install}"
+    except IMPORT_ERRORS as error:
+        reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
+        return None, f"{library} cannot be imported ({reason}); {install}"
+    try:
+        with _quiet():
+            model = reference.build(path, spec)
+            if model is None:
+                return None, f"{library} has no class that computes this model"
+            return model.eval().float()(images), library
+    except Exception as error:  # noqa: BLE001 - a library raises anything for another file
+        reason = textwrap.shorten(str(error), 300, placeholder=" ...")
+        raise CheckpointError(
+            f"{path}: {library} refuses the converted file: {reason}; do not use it, and convert "
+            "to another format"
+        ) from None
 
 
 @contextmanager
@@ -245,35 +185,3 @@ def _quiet() -> Iterator[None]:
                 yield
     finally:
         logging.disable(level)
-
-
-def fixed_image(spec: ViTSpec) -> Tensor:
-    """Return one image (1, C, H, W) of standard normal numbers, the same in every call."""
-    # A generator of its own: neither seed nor state of the caller's is touched.
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(1, spec.in_channels, *spec.image_size, generator=generator)
-
-
-@torch.no_grad()
-def run_model(model: ViT, images: Tensor) -> ModelOutputs:
-    """Return tokens and logits of our model for images (B, C, H, W)."""
-    record = Record(tokens=range(model.spec.depth))
-    logits = model.eval()(images, record)
-    return [record.tokens[layer] for layer in range(model.spec.depth)], logits
-
-
-def largest_differences(
-    ours: ModelOutputs, theirs: ModelOutputs
-) -> tuple[tuple[float, ...], float]:
-    """Return the largest |difference| of each block's tokens, and of the logits."""
-    pairs = zip(ours[0], theirs[0], strict=True)
-    blocks = tuple(_largest_difference(left, right) for left, right in pairs)
-    return blocks, _largest_difference(ours[1], theirs[1])
-
-
-def _largest_difference(left: Tensor, right: Tensor) -> float:
-    """Return NaN where the shapes differ, as when a token was lost."""
-    # NaN is neither small nor large, and every comparison with it fails.
-    if left.shape != right.shape:
-        return float("nan")
-    return float((left - right).abs().max())

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from vitkit.errors import CheckpointError, OutputError, SpecError
 from vitkit.io.atomic import FileWriter, write_new
-from vitkit.io.untrusted import DOCUMENT_FILES
+from vitkit.io.untrusted import DOCUMENT_FILES, refuse
 from vitkit.models.positions import resample_positions
 from vitkit.models.vit import ViT
 from vitkit.other_names import right_word
@@ -132,47 +132,44 @@ def _same(left: Tensor, right: Tensor) -> bool:
 
 
 def _write_files(out: Path, writers: Mapping[str, FileWriter], to: str) -> tuple[Path, ...]:
-    """Write into the folder `out`, or the one file of that name."""
-    if not out.name.endswith(FILE_ENDINGS):
-        _refuse_company(out, set(writers), to)
-        return write_new(out, writers)
-    if len(writers) > 1:
-        raise CheckpointError(
-            f"{out}: {to} writes {len(writers)} files ({', '.join(writers)}); name a folder instead"
-        )
-    ((name, writer),) = writers.items()
-    if out.suffix != Path(name).suffix:
-        raise CheckpointError(
-            f"{out}: expected a name that ends in {Path(name).suffix}, as {to} files do"
-        )
-    _refuse_company(out.parent, {out.name}, to)
-    return write_new(out.parent, {out.name: writer})
+    """Write into the folder `out`, or the one file of that name.
 
-
-def _refuse_company(folder: Path, names: set[str], to: str) -> None:
-    """Refuse a folder whose files would be read together with the new ones.
-
-    A folder is read by the first of `WEIGHTS_FILES` in it, and weights by the JSON beside them.
+    A folder is read by the first of `WEIGHTS_FILES` in it, and weights by the JSON beside them, so
+    nothing is written beside files that would be read together with it.
 
     Raises:
+        CheckpointError: a name of another ending, or a single file for a format of several.
         OutputError: another folder must be chosen.
     """
-    if not folder.is_dir() or any((folder / name).exists() for name in names):
-        return  # a file that exists is reported by `write_new`
+    folder = out
+    if out.name.endswith(FILE_ENDINGS):
+        (name, writer), *others = writers.items()
+        problems = {
+            f"{to} writes {len(writers)} files ({', '.join(writers)}); name a folder instead": (
+                others
+            ),
+            f"expected a name that ends in {Path(name).suffix}, as {to} files do": (
+                out.suffix != Path(name).suffix
+            ),
+        }
+        refuse(out, problems)
+        folder, writers = out.parent, {out.name: writer}
     documents = set(DOCUMENT_FILES.values())
     company: set[str] = set()
-    if not names.isdisjoint(WEIGHTS_FILES):
-        company |= {name for name in (*WEIGHTS_FILES, "config.yaml") if (folder / name).is_file()}
-    if names & documents:
-        weights = (*FILE_ENDINGS, ".safetensors.index.json")
-        company |= {file.name for file in folder.iterdir() if file.name.endswith(weights)}
-    elif to != OWN_FORMAT:
-        company |= {name for name in documents if (folder / name).exists()}
-    if company:
-        kind = f"has {min(company)}, which would be read with the new {min(names)} or instead"
-        if "config.yaml" in company:
-            kind = "is the folder of a run"
-        raise OutputError(f"{folder} {kind}; choose another folder")
+    if folder.is_dir() and not any((folder / name).exists() for name in writers):
+        if not writers.keys().isdisjoint(WEIGHTS_FILES):
+            company |= {*WEIGHTS_FILES, "config.yaml"}
+        if not writers.keys().isdisjoint(documents):
+            company |= {file.name for file in folder.iterdir() if file.name.endswith(FILE_ENDINGS)}
+        elif to != OWN_FORMAT:
+            company |= documents
+    present = sorted(name for name in company if (folder / name).is_file())
+    if present:
+        raise OutputError(
+            f"{folder} has {present[0]}, which would be read with the new {min(writers)} or "
+            "instead; choose another folder"
+        )
+    return write_new(folder, writers)
 
 
 # A model for another patch or image size: FlexiViT's kernels and resampled positions.

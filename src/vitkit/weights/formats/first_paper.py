@@ -23,7 +23,7 @@ from vitkit.errors import CheckpointError
 from vitkit.spec import STAGE_STRIDES, ViTSpec
 from vitkit.weights.files import Header, Source
 from vitkit.weights.formats import format as shared
-from vitkit.weights.formats.format import BuiltModel, Format, Inferred, ReferenceLibrary
+from vitkit.weights.formats.format import Format, Inferred, ReferenceLibrary
 from vitkit.weights.formats.keys import BLOCK, RESNET_UNIT, Table, renamed, row, stacked
 from vitkit.weights.formats.unwrapping import plain_head
 
@@ -87,7 +87,7 @@ def _torchvision_table(spec: ViTSpec) -> Table:
     return Table((*renamed(around), *renamed(inside, _LAYER, BLOCK)))
 
 
-def _build_torchvision(path: Path, spec: ViTSpec) -> BuiltModel | None:
+def _build_torchvision(path: Path, spec: ViTSpec) -> nn.Module | None:
     """Build torchvision's model by the class of `vit_b_16`."""
     library: Any = importlib.import_module("torchvision.models.vision_transformer")
     height, width = spec.image_size
@@ -97,7 +97,7 @@ def _build_torchvision(path: Path, spec: ViTSpec) -> BuiltModel | None:
         return None
     # On the meta device no weights are drawn that the file replaces anyway.
     with torch.device("meta"):
-        model = library.VisionTransformer(
+        model: Any = library.VisionTransformer(
             image_size=height,
             patch_size=rows,
             num_layers=spec.depth,
@@ -110,7 +110,8 @@ def _build_torchvision(path: Path, spec: ViTSpec) -> BuiltModel | None:
     if not spec.num_classes:  # its constructor always makes a head
         model.heads.head = nn.Identity()
     model.load_state_dict(load_file(shared.weights_file(path)), assign=True)
-    return BuiltModel(model, model.encoder.layers)
+    built: nn.Module = model
+    return built
 
 
 TORCHVISION = Format(
@@ -121,7 +122,7 @@ TORCHVISION = Format(
     table=_torchvision_table,
     capabilities=({**shared.FIRST_PAPER, **shared.CLASS_TOKEN_ONLY},),
     fixed=shared.FIXED_BY_CODE,
-    reference=ReferenceLibrary("torchvision", (0, 26), ("torchvision",), _build_torchvision),
+    reference=ReferenceLibrary("torchvision", (0, 26), "torchvision", _build_torchvision),
 )
 
 

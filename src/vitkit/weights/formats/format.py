@@ -126,41 +126,22 @@ def _unchanged(value: Any) -> Any:
     return value
 
 
-def _block_output(inputs: Any, output: Any) -> Any:
-    return output
-
-
-class BuiltModel(NamedTuple):
-    """A model of another library, with its weights.
-
-    Attributes:
-        model: maps images (B, C, H, W) to the argument of `logits`.
-        blocks: the module at the end of each block.
-        tokens: maps that module's input and output to the block's tokens (B, T, D).
-        logits: maps the model's output to logits (B, K).
-    """
-
-    model: nn.Module
-    blocks: Iterable[nn.Module]
-    tokens: Callable[[Any, Any], Any] = _block_output
-    logits: Callable[[Any], Any] = _unchanged
-
-
 class ReferenceLibrary(NamedTuple):
     """The Python package that reads a format.
 
     Attributes:
         distribution: its name on the package index.
         oldest: the first version that vitkit is tested with.
-        modules: modules that must be importable.
+        module: a module that must be importable.
         build: makes the library's model of files: a folder or one file, and the spec of the model
-            in them. Returns None where none of its classes computes that model.
+            in them. It maps images (B, C, H, W) to logits (B, K). Returns None where none of the
+            library's classes computes that model.
     """
 
     distribution: str
     oldest: tuple[int, ...]
-    modules: tuple[str, ...]
-    build: Callable[[Path, ViTSpec], BuiltModel | None]
+    module: str
+    build: Callable[[Path, ViTSpec], nn.Module | None]
 
 
 def one_file(bundle: Bundle) -> dict[str, FileWriter]:

@@ -6,7 +6,6 @@ import importlib
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from vitkit.spec import ViTSpec
 from vitkit.weights.files import Header, Shapes, Source
 from vitkit.weights.formats import format as shared
 from vitkit.weights.formats import huggingface_config as configs
-from vitkit.weights.formats.format import COMMON, BuiltModel, Bundle, Format, Inferred
+from vitkit.weights.formats.format import COMMON, Bundle, Format, Inferred
 from vitkit.weights.formats.keys import BLOCK, Table, Transform, renamed, row, stacked, token_rows
 
 # The table between the names of a base model of transformers and ours.
@@ -106,7 +105,7 @@ def _class_head(parts: tuple[torch.Tensor, ...], spec: ViTSpec) -> tuple[torch.T
 # transformers' own models of its folders, to verify what vitkit writes.
 
 
-def _build(path: Path, spec: ViTSpec) -> BuiltModel:
+def _build(path: Path, spec: ViTSpec) -> torch.nn.Module:
     """Build the model by the class that `config.json` names, without any network.
 
     Raises:
@@ -123,13 +122,13 @@ def _build(path: Path, spec: ViTSpec) -> BuiltModel:
     faults = [f"{kind} {sorted(names)}" for kind, names in report.items() if names]
     if faults:
         raise ValueError("; ".join(faults))
-    body = model.base_model
-    blocks = body.layers if hasattr(body, "layers") else body.encoder.layer
-    return BuiltModel(model, blocks, logits=attrgetter(result))
+    model.register_forward_hook(lambda module, inputs, output: output[result])
+    built: torch.nn.Module = model
+    return built
 
 
 TRANSFORMERS = shared.ReferenceLibrary(
-    "transformers", (5, 23), ("transformers", "transformers.modeling_utils"), _build
+    "transformers", (5, 23), "transformers.modeling_utils", _build
 )
 
 

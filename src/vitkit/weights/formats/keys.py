@@ -24,7 +24,7 @@ from einops import EinopsError
 from torch import Tensor
 
 from vitkit.errors import CheckpointError, SpecError
-from vitkit.messages import did_you_mean, plural
+from vitkit.messages import did_you_mean, few, plural
 from vitkit.spec import ViTSpec
 from vitkit.weights.files import Header, Shapes, Source
 
@@ -373,11 +373,3 @@ def write_tensors(table: Table, spec: ViTSpec, ours: Mapping[str, Tensor]) -> di
         for name, part in zip(rule.theirs, parts, strict=True):
             theirs[name] = part.contiguous()
     return theirs
-
-
-def few(names: Sequence[str], most: int = 5) -> str:
-    """Return the first names of a list as text, with the number of the others."""
-    text = ", ".join(names[:most])
-    if len(names) > most:
-        text += f" and {len(names) - most} more"
-    return text

@@ -32,7 +32,7 @@ from vitkit.spec import ViTSpec
 from vitkit.weights.checkpoint import FOREIGN_METADATA_KEY, read_description
 from vitkit.weights.files import Header, Source
 from vitkit.weights.formats import format as shared
-from vitkit.weights.formats.format import BuiltModel, Bundle, Format, Inferred
+from vitkit.weights.formats.format import Bundle, Format, Inferred
 from vitkit.weights.formats.keys import BLOCK, Parts, Table, Transform, each, renamed, row
 
 ARGUMENTS_KEY = "vit_pytorch"
@@ -334,7 +334,7 @@ def _one_or_two(sides: tuple[int, int]) -> int | tuple[int, int]:
     return sides[0] if sides[0] == sides[1] else sides
 
 
-def _build(path: Path, spec: ViTSpec) -> BuiltModel | None:
+def _build(path: Path, spec: ViTSpec) -> nn.Module | None:
     """Build the model of the newest release."""
     if _is_plain(spec):
         return None
@@ -342,7 +342,7 @@ def _build(path: Path, spec: ViTSpec) -> BuiltModel | None:
     arguments = _constructor_arguments(spec)
     make = getattr(library, arguments.pop("class"))
     with torch.device("meta"):
-        model = make(**arguments)
+        model: nn.Module = make(**arguments)
     if isinstance(model.pos_embedding, nn.Parameter):
         if not spec.num_classes:  # its constructor always makes a head
             model.mlp_head = nn.Identity()
@@ -350,9 +350,7 @@ def _build(path: Path, spec: ViTSpec) -> BuiltModel | None:
         simple_vit: Any = importlib.import_module("vit_pytorch.simple_vit")
         model.pos_embedding = simple_vit.posemb_sincos_2d(*spec.grid, spec.width)
     model.load_state_dict(load_file(shared.weights_file(path)), assign=True)
-    # A block has no module of its own: it ends with the sum of its MLP's input and output.
-    mlps = [mlp for _, mlp in model.transformer.layers]
-    return BuiltModel(model, mlps, tokens=lambda inputs, output: inputs + output)
+    return model
 
 
 def _write(bundle: Bundle) -> dict[str, FileWriter]:
@@ -405,5 +403,5 @@ LUCIDRAINS = Format(
     ),
     write=_write,
     fixed=shared.FIXED_BY_CODE,
-    reference=shared.ReferenceLibrary("vit-pytorch", OLDEST_TESTED, ("vit_pytorch",), _build),
+    reference=shared.ReferenceLibrary("vit-pytorch", OLDEST_TESTED, "vit_pytorch", _build),
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter
@@ -21,7 +21,7 @@ from vitkit.spec import STAGE_STRIDES, Preprocess, ViTSpec
 from vitkit.weights.files import Header, Shapes, Source
 from vitkit.weights.formats import format as shared
 from vitkit.weights.formats import timm_config
-from vitkit.weights.formats.format import BuiltModel, Bundle, Format, Inferred, ReferenceLibrary
+from vitkit.weights.formats.format import Bundle, Format, Inferred, ReferenceLibrary
 from vitkit.weights.formats.keys import BLOCK, Table, each, renamed, row
 from vitkit.weights.formats.unwrapping import plain_head
 
@@ -83,7 +83,7 @@ def _with_block_names(spec: ViTSpec, in_block: Mapping[str, str]) -> Table:
 # timm's own models of its files, to verify what vitkit writes.
 
 
-def filled_timm_model(path: Path, make: Callable[[], Any]) -> BuiltModel:
+def filled_timm_model(path: Path, make: Callable[[], Any]) -> nn.Module:
     """Return a model of timm with the weights of a folder or file.
 
     Args:
@@ -99,10 +99,11 @@ def filled_timm_model(path: Path, make: Callable[[], Any]) -> BuiltModel:
     for module in model.modules():
         if hasattr(module, "init_non_persistent_buffers"):
             module.init_non_persistent_buffers()
-    return BuiltModel(model, model.blocks)
+    built: nn.Module = model
+    return built
 
 
-def _build(path: Path, spec: ViTSpec) -> BuiltModel | None:
+def _build(path: Path, spec: ViTSpec) -> nn.Module | None:
     """Build the model by `config.json`, as `timm.create_model("local-dir:FOLDER")` reads it."""
     timm: Any = importlib.import_module("timm")
     if "architecture" not in read_json(path / "config.json"):
@@ -110,7 +111,7 @@ def _build(path: Path, spec: ViTSpec) -> BuiltModel | None:
     return filled_timm_model(path, lambda: timm.create_model(f"local-dir:{path}"))
 
 
-TIMM_LIBRARY = ReferenceLibrary("timm", (1, 0, 29), ("timm",), _build)
+TIMM_LIBRARY = ReferenceLibrary("timm", (1, 0, 29), "timm", _build)
 
 
 # timm's `VisionTransformer`, its distilled and hybrid kinds and its `Eva`: files and Hub folders.
@@ -471,7 +472,7 @@ def _prepare_deit(source: Source) -> Source:
     return _renamed_in_blocks(source, FIRST_SCALES)
 
 
-def _build_deit(path: Path, spec: ViTSpec) -> BuiltModel | None:
+def _build_deit(path: Path, spec: ViTSpec) -> nn.Module | None:
     """Build the model by timm, whose classes DeiT's own code uses.
 
     LayerScale has other names there since DeiT III.

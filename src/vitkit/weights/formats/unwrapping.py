@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from vitkit.errors import CheckpointError
-from vitkit.messages import plural
+from vitkit.messages import few, plural
 from vitkit.weights.files import Source
 from vitkit.weights.formats.format import Format
-from vitkit.weights.formats.keys import few, is_integer
+from vitkit.weights.formats.keys import is_integer
 
 INNER_PARTS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 """Parts that compiling or sharding single blocks of a model puts into the middle of names."""
