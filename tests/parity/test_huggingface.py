@@ -44,11 +44,6 @@ def check(folder: Path, fields: dict[str, Any], *pixels: int, **call: Any) -> No
     assert relative(ours(images), theirs(images, **call).logits) > 1e-4
 
 
-@pytest.mark.parametrize("act", ["gelu_tanh", "quick_gelu", "relu", "silu"])
-def test_vit_with_other_activations_and_without_qkv_bias(tmp_path, act):
-    check(tmp_path, SMALL | {"activation": act, "qkv_bias": False}, 96)
-
-
 def test_vit_at_another_size(tmp_path):
     check(tmp_path, SMALL, 128, 80, interpolate_pos_encoding=True)
 

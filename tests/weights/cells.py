@@ -8,8 +8,7 @@ from weights.round_trips import noisy
 
 import vitkit
 from vitkit.models.presets import preset
-from vitkit.weights.recognise_format import FORMATS
-from vitkit.weights.write import prepare_files
+from vitkit.weights.write import FORMATS, prepare_files
 
 KINDS = {
     "ViT": "vit_base_patch16_224",

@@ -12,17 +12,8 @@ import torch
 from weights.round_trips import noisy, same_bits
 
 import vitkit
-from vitkit import SettingError
-from vitkit.cli import run
-from vitkit.weights.catalogue import (
-    HUB_ADDRESS,
-    TIMM_ADDRESS,
-    catalogue,
-    find,
-    is_address,
-    known,
-    published,
-)
+from vitkit import SettingError, cli
+from vitkit.weights.catalogue import HUB_ADDRESS, catalogue, find, is_address, known, published
 
 ROOT = Path(__file__).parents[2]
 ENTRIES = list(catalogue().values())
@@ -63,7 +54,7 @@ def test_an_entry_is_whole(entry):
         assert entry.preprocess.image_size == entry.spec.image_size
     assert is_address(entry.address)
     web = re.fullmatch(r"https://[\w.]+/[\w./+-]+\.(npz|pth|pth\.tar)", entry.address)
-    assert web or HUB_ADDRESS.fullmatch(entry.address) or TIMM_ADDRESS.fullmatch(entry.address)
+    assert web or HUB_ADDRESS.fullmatch(entry.address)
     assert entry.pickle == entry.address.endswith((".pth", ".pth.tar"))
 
 
@@ -191,7 +182,7 @@ def test_what_a_training_file_does_not_say_is_stated(tmp_path):
 
 
 def test_the_command_lists_them(capsys):
-    assert run(["models", "deit_tiny_*", "--pretrained"]) == 0
+    assert cli.run(["models", "deit_tiny_*", "--pretrained"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [
         "deit_tiny_patch16_224.fb_in1k",
@@ -205,7 +196,7 @@ def test_the_command_lists_them(capsys):
     assert lines[2].endswith(
         "https://dl.fbaipublicfiles.com/deit/deit_tiny_patch16_224-a1311bcf.pth"
     )
-    assert run(["models", "nothing*", "--pretrained"]) == 2
+    assert cli.run(["models", "nothing*", "--pretrained"]) == 2
     assert "no checkpoint's name matches 'nothing*'" in capsys.readouterr().err
 
 

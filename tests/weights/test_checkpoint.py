@@ -50,29 +50,6 @@ def test_a_checkpoint_describes_itself(tmp_path: Path, model):
     assert torch.equal(again.model(images), model.eval()(images))
 
 
-def test_other_libraries_find_plain_tensors_with_timm_s_names(tmp_path: Path, model):
-    path = vitkit.save(tmp_path / "a.safetensors", model, preprocess=GREY)
-    tensors = safetensors.torch.load_file(path)
-    assert {"cls_token", "pos_embed", "patch_embed.proj.weight", "blocks.1.attn.qkv.bias",
-            "blocks.0.mlp.fc1.weight", "norm.bias", "head.weight"} <= set(tensors)  # fmt: skip
-
-
-def test_saving_refuses_names_that_do_not_fit(tmp_path: Path, model):
-    with pytest.raises(vitkit.CheckpointError, match="2 class names do not match a head of 3"):
-        vitkit.save(tmp_path / "a.safetensors", model, preprocess=GREY, classes=("a", "b"))
-    with pytest.raises(vitkit.CheckpointError, match=r"ends in \.safetensors"):
-        vitkit.save(tmp_path / "a.pth", model, preprocess=GREY)
-    with pytest.raises(vitkit.CheckpointError, match="the metadata are not JSON"):
-        vitkit.save(tmp_path / "a.safetensors", model, preprocess=GREY, loss=float("nan"))
-
-
-def test_half_precision_weights_are_widened(tmp_path: Path, model):
-    path = vitkit.save(tmp_path / "a.safetensors", model.half(), preprocess=GREY)
-    again = vitkit.load(path).model
-    assert again.head.weight.dtype == torch.float32
-    assert torch.equal(again.head.weight, model.head.weight.float())
-
-
 def write(path: Path, content: bytes) -> Path:
     path.write_bytes(content)
     return path
@@ -203,7 +180,7 @@ UNREADABLE = {
     "meta": (
         lambda model: model.to("meta"),
         {},
-        "cls_token is on the meta device and has no values",
+        "cls_token: on the meta device, without values",
     ),
     "not a model": (lambda model: model.state_dict(), {}, "OrderedDict is not a ViT; pass a"),
     "numbers": (None, {"classes": range(3)}, "classes contains 0; pass a list of class names"),
@@ -231,14 +208,6 @@ def test_a_file_that_could_not_be_read_is_not_written(tmp_path: Path, model, fau
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.usefixtures("wrong_types_come_in")
-def test_a_model_before_its_path_is_refused_with_the_order(tmp_path: Path, model):
-    with pytest.raises(
-        vitkit.CheckpointError, match=r"first argument is a ViT.*vitkit\.save\('model"
-    ):
-        vitkit.save(model, tmp_path / "a.safetensors")
-
-
 def test_blocks_that_share_their_weights_are_saved_as_blocks_of_their_own(tmp_path: Path, model):
     model.blocks[1] = model.blocks[0]
     images = torch.rand(2, 1, 16, 16)
@@ -251,14 +220,7 @@ def test_what_float64_loses_is_noted_beside_earlier_notes(tmp_path: Path, model)
     double.head.weight.data /= 3
     path = vitkit.save(tmp_path / "a.safetensors", double, preprocess=GREY, notes=["mine"])
     notes = vitkit.load(path).metadata["notes"]
-    assert notes == ["mine", "1 tensor of float64 is rounded to float32"]
-
-
-@pytest.mark.usefixtures("wrong_types_come_in")
-def test_class_names_may_come_from_a_generator(tmp_path: Path, model):
-    names = (name for name in ("ant", "bee", "cat"))
-    path = vitkit.save(tmp_path / "a.safetensors", model, preprocess=GREY, classes=names)
-    assert vitkit.load(path).classes == ("ant", "bee", "cat")
+    assert notes == ["mine", "rounded from float64 to float32: 1 tensor"]
 
 
 @pytest.mark.usefixtures("wrong_types_come_in")

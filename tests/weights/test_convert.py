@@ -2,64 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import re
 
 import pytest
-import torch
-from weights.round_trips import noisy, same_bits, without_our_entry
+from weights.round_trips import noisy, without_our_entry
 
 import vitkit
 from vitkit import cli
-from vitkit.weights import verify
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "num_heads": 1,
          "mlp_width": 96, "num_classes": 7}  # fmt: skip
-IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3))
 
 
 def saved(folder, **fields: object):
     model = noisy(vitkit.ViTSpec(**SMALL | fields))
     preprocess = vitkit.Preprocess(image_size=32)
     return model, vitkit.save(folder / "own.safetensors", model, preprocess=preprocess)
-
-
-def test_there_and_back_through_another_format_keeps_the_bits(tmp_path):
-    model, own = saved(tmp_path)
-    there = vitkit.convert(own, tmp_path / "torchvision", to="torchvision")
-    assert there.kept == 32
-    assert max(there.max_difference, *there.differences) <= 1e-5
-    assert there.proved_by.startswith("torchvision 0.")
-    assert (there.folded, there.approximated, there.lost) == ((), (), ())
-    back = vitkit.convert(tmp_path / "torchvision", tmp_path / "back.safetensors", to="vitkit")
-    assert (back.source, back.proved_by) == ("torchvision", "vitkit")
-    assert back.max_difference <= 1e-6  # of logits; the weights themselves have the same bits
-    same_bits(model.state_dict(), vitkit.load(tmp_path / "back.safetensors").model.state_dict())
-
-
-FOLDED = [
-    {"layer_scale": 0.3},
-    {"positions_cover_prefix": False},
-    {"qkv_bias": False},
-    {"qkv_bias": "no_key"},
-    {"patch_bias": False},
-    {"block": "pre_norm", "layer_scale": 0.5},
-    {"norm_before_pool": False},
-    {"head_width": 64},
-]
-
-
-@pytest.mark.parametrize("fields", FOLDED, ids=lambda fields: next(iter(fields)))
-def test_what_a_format_has_no_field_for_is_folded_exactly(tmp_path, fields):
-    model, own = saved(tmp_path, **fields)
-    report = vitkit.convert(own, tmp_path / "out", to="torchvision")
-    assert report.folded
-    assert not report.lost
-    with torch.inference_mode():
-        expected = model(IMAGES)
-        again = vitkit.load(tmp_path / "out", num_heads=model.spec.num_heads).model(IMAGES)
-    assert (again - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
 LOSSY = [
@@ -160,54 +119,14 @@ def test_nothing_that_is_there_is_written_over(tmp_path):
         assert {file: file.read_bytes() for file in tmp_path.rglob("*.safetensors")} == before
 
 
-def test_fields_that_a_file_cannot_say_are_flags(tmp_path, capsys):
-    model = noisy(vitkit.ViTSpec(**SMALL | {"num_heads": 4}))
-    own = vitkit.save(
-        tmp_path / "own.safetensors", model, preprocess=vitkit.Preprocess(image_size=32)
-    )
-    vitkit.convert(own, tmp_path / "tv", to="torchvision")
-    assert cli.run(["inspect", str(tmp_path / "tv"), "--spec.num-heads", "4"]) == 0
-    assert "num_heads                4                    stored" in capsys.readouterr().out
-    back = ["convert", str(tmp_path / "tv"), str(tmp_path / "b.safetensors"), "--to", "vitkit"]
-    assert cli.run([*back, "--spec.num-heads", "4"]) == 0
-    assert vitkit.load(tmp_path / "b.safetensors").model.spec.num_heads == 4
-    assert cli.run(["inspect", str(tmp_path / "tv"), "--spec.num-heads"]) == 2
-    assert "needs a value" in capsys.readouterr().err
-
-
 def test_the_command_converts_and_reports(tmp_path, capsys):
     _, own = saved(tmp_path, layer_scale=0.5)
     assert cli.run(["convert", str(own), str(tmp_path / "tv"), "--to", "torchvision"]) == 0
     text = capsys.readouterr().out
     assert "folded: layer_scale: multiplied into attn.proj and mlp.fc2" in text
-    assert "largest difference" in text
+    assert "largest difference of the logits" in text
     assert cli.run(["convert", str(own), str(tmp_path / "x"), "--to", "nothing"]) == 2
     assert "must be one of vitkit, timm" in capsys.readouterr().err
-
-
-def test_the_report_says_who_ran_the_files_and_why_not_another(tmp_path, monkeypatch, capsys):
-    _, own = saved(tmp_path)
-    proved = vitkit.convert(own, tmp_path / "a", to="torchvision")
-    assert (proved.unproved, "not verified by" in str(proved)) == ("", False)
-    assert vitkit.convert(own, tmp_path / "a.safetensors", to="vitkit").unproved == ""
-
-    def missing(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(verify.importlib.metadata, "version", missing)
-    line = ["convert", str(own), str(tmp_path / "b"), "--to", "torchvision"]
-    assert cli.run(line) == 0
-    text = capsys.readouterr().out
-    assert (
-        "not verified by another library: torchvision is not installed; pip install 'torch" in text
-    )
-    assert "verified by vitkit: tokens and logits are identical" in text
-    line[2] = str(tmp_path / "c")
-    assert cli.run([*line, "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["unproved"].startswith("torchvision is not installed")
-    assert (report["proved_by"], report["max_difference"] < 1e-6) == ("vitkit", True)
-    assert report["files"] == [str(tmp_path / "c" / "model.safetensors")]
 
 
 def run_folder(tmp_path, own):
@@ -280,23 +199,3 @@ def test_an_oblong_size_is_noted_only_where_the_file_cannot_say_it(tmp_path, siz
         assert report.max_difference <= 1e-5
         asked = {} if is_noted else {"image_size": size}
         assert vitkit.load(tmp_path / to, **asked).model.spec.image_size == size
-
-
-def test_the_class_head_alone_is_folded_for_transformers(tmp_path):
-    model, own = saved(tmp_path, distillation_token=True, distilled_readout="cls")
-    report = vitkit.convert(own, tmp_path / "hf", to="huggingface")
-    assert "distilled_readout: twice the class head beside one of zeros" in report.folded
-    assert report.proved_by.startswith("transformers")
-    assert report.max_difference <= 1e-5
-    with torch.no_grad():
-        expected = model(IMAGES)
-        torch.testing.assert_close(vitkit.load(tmp_path / "hf").model(IMAGES), expected)
-
-
-@pytest.mark.parametrize("to", ["huggingface", "dinov2"])
-def test_rows_of_registers_that_go_into_them_are_reported(tmp_path, to):
-    _, own = saved(tmp_path, num_registers=2, layer_scale=1.0, num_classes=0, mlp_width=256)
-    report = vitkit.convert(own, tmp_path / "out", to=to)
-    assert report.folded == ("pos_embed: the rows of the registers added to the registers",)
-    assert report.kept == len(vitkit.load(own).model.state_dict()) - 2
-    assert report.max_difference <= 1e-5

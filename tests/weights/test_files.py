@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from weights.round_trips import noisy
+from weights.round_trips import noisy, stored, written
 
 import vitkit
 from vitkit import CheckpointError
 from vitkit.weights import files as safetensors_file
-from vitkit.weights.formats.first_paper import TORCHVISION
-from vitkit.weights.formats.keys import write_tensors
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "num_heads": 1,
          "mlp_width": 96, "num_classes": 7}  # fmt: skip
@@ -46,7 +44,7 @@ def test_plain_data_beside_the_weights_are_no_reason_to_refuse(tmp_path, kind):
 def published(folder: Path) -> tuple[vitkit.ViT, dict[str, torch.Tensor]]:
     """A model, and its tensors as torchvision would publish them."""
     model = noisy(vitkit.ViTSpec(**SMALL))
-    return model, write_tensors(TORCHVISION.table(model.spec), model.spec, model.state_dict())
+    return model, stored(written("torchvision", model, folder / "published"))
 
 
 def test_containers_and_prefixes_are_unwrapped_and_noted(tmp_path):

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from noise import fill_with_noise
 from peers import TOLERANCE, peer, relative
 from weights.hub_cache import empty, published
 from weights.round_trips import noisy, same_bits
@@ -198,17 +197,6 @@ def test_timm_s_keywords_decide_what_a_file_leaves_open(tmp_path):
     assert torch.equal(again(images), model(images))
 
 
-def test_parts_of_another_precision_keep_their_bits(tmp_path):
-    model = noisy(SPEC).bfloat16()
-    model.head.float()
-    fill_with_noise(model.head)
-    model.save_pretrained(tmp_path / "made", to="vitkit")
-    same_bits(
-        {name: tensor.float() for name, tensor in model.state_dict().items()},
-        vitkit.load(tmp_path / "made").model.state_dict(),
-    )
-
-
 def test_metadata_of_another_form_hinder_no_change(tmp_path):
     """A file may hold anything: `adapted` and `notes` need not be lists."""
     path = vitkit.save(
@@ -220,13 +208,6 @@ def test_metadata_of_another_form_hinder_no_change(tmp_path):
     assert len(report.approximated) == 1
     assert vitkit.ViT.from_pretrained(path, num_classes=2).num_classes == 2
     vitkit.load(path).model.save_pretrained(tmp_path / "card")
-
-
-def test_a_checkpoint_is_shown_in_one_line(tmp_path):
-    with_origin(tmp_path)
-    assert repr(vitkit.load(tmp_path / "own.safetensors")) == (
-        "Checkpoint(vitkit, 0.1 M parameters, 2 blocks of width 64, 32 x 32 pixels, 3 classes)"
-    )
 
 
 def test_names_of_the_hub_are_those_of_transformers(tmp_path, monkeypatch):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from peers import TOLERANCE, relative
@@ -20,7 +18,6 @@ from weights.round_trips import noisy, written
 
 import vitkit
 from vitkit import CheckpointError, SettingError, cli
-from vitkit.weights.recognise_format import FORMATS
 
 REPRESENTATIVE = [
     "test_vit",
@@ -159,29 +156,6 @@ def test_a_message_names_a_command_that_states_the_field(tmp_path, capsys):
     assert vitkit.load(whole).model.spec.image_size == (32, 96)
 
 
-def test_a_name_of_other_patches_is_refused(tmp_path):
-    model = noisy(vitkit.create_model("test_vit", patch_size=32, num_classes=5).spec)
-    save_file(model.state_dict(), tmp_path / "bare.safetensors")
-    for door in (vitkit.load, vitkit.inspect):
-        with pytest.raises(CheckpointError, match=r"patch_size \(16, 16\), not \(32, 32\)"):
-            door(tmp_path / "bare.safetensors", model="test_vit")
-    assert vitkit.load(tmp_path / "bare.safetensors", model="test_vit", patch_size=32)
-
-
-def test_a_name_leaves_alone_what_a_format_s_code_decides(tmp_path):
-    """Google's JAX has the approximate GELU whatever timm computes by the name."""
-    fields = {**SMALL, "num_heads": 1, "activation": "gelu_tanh"}
-    model = noisy(vitkit.ViTSpec(**fields))
-    place = written(FORMATS["google"], model, tmp_path / "g")
-    name, sizes = "vit_tiny_patch16_224", {n: v for n, v in SMALL.items() if n != "num_heads"}
-    asked = sizes | {"num_heads": 1}
-    made = vitkit.create_model(name, pretrained=place, **asked)
-    assert made.spec.activation == "gelu_tanh"
-    assert same(made, model)
-    made = vitkit.create_model(name, pretrained=place, **asked, activation="gelu")
-    assert made.spec.activation == "gelu"
-
-
 def test_a_square_table_is_no_proof_of_a_square_image(tmp_path, caplog):
     model, bare = saved(tmp_path, image_size=(16, 64), num_heads=1)
     images = torch.randn(1, 3, 16, 64)
@@ -198,20 +172,9 @@ def test_a_square_table_is_no_proof_of_a_square_image(tmp_path, caplog):
     assert "as those of 16 x 64 pixels, as requested, not resampled from 32 x 32" in caplog.text
     for name in ("torchvision", "jeonsworld", "dinov2", "deit", "google", "huggingface"):
         fields = {"activation": "gelu_tanh"} if name == "google" else {"num_classes": 0}
-        folder = written(FORMATS[name], noisy(vitkit.ViTSpec(**SMALL | fields)), tmp_path / name)
+        folder = written(name, noisy(vitkit.ViTSpec(**SMALL | fields)), tmp_path / name)
         (folder / "config.json").unlink(missing_ok=True)
         assert vitkit.inspect(folder).sure["image_size"] == "usual", name
-
-
-def test_a_table_of_no_square_takes_the_size_that_is_asked(tmp_path):
-    model, bare = saved(tmp_path, image_size=(16, 40), num_heads=1)
-    sizes = {n: v for n, v in SMALL.items() if n != "image_size"} | {"num_heads": 1}
-    with pytest.raises(CheckpointError, match="not a square grid; pass image_size"):
-        vitkit.create_model("vit_tiny_patch16_224", pretrained=bare, **sizes)
-    made = vitkit.create_model(
-        "vit_tiny_patch16_224", pretrained=bare, **sizes, image_size=(16, 40)
-    )
-    assert same(made, model, torch.randn(1, 3, 16, 40))
 
 
 def training_file(folder: Path, model: vitkit.ViT, **entries: Any) -> Path:
@@ -275,6 +238,7 @@ def test_class_names_may_be_an_object_and_a_null_is_nothing(tmp_path):
         (numbered, tuple("abcde")),
         (list("abcde"), tuple("abcde")),
         ({"ant": "an insect"}, ()),
+        (5, ()),
     ):
         config = {"architecture": "mine", "pretrained_cfg": None, "label_names": names}
         (tmp_path / "config.json").write_text(json.dumps(config))
@@ -282,9 +246,6 @@ def test_class_names_may_be_an_object_and_a_null_is_nothing(tmp_path):
         assert stored.classes == classes
         left_out = any("label_names" in line for line in stored.metadata["warnings"])
         assert left_out == (not classes)
-    (tmp_path / "config.json").write_text(json.dumps({"architecture": "mine", "label_names": 5}))
-    with pytest.raises(CheckpointError, match="label_names is int; expected a list"):
-        vitkit.load(bare)
 
 
 def test_a_whole_file_goes_before_an_older_index(tmp_path):
@@ -304,21 +265,10 @@ def test_float64_is_rounded_to_float32_with_a_note(tmp_path):
     assert not any("rounded" in note for note in vitkit.load(bare).metadata["notes"])
     save_file({name: tensor / 3 for name, tensor in exact.items()}, bare)
     report = vitkit.convert(bare, tmp_path / "out", to="timm")
-    assert f"{len(exact)} tensors of float64 are rounded to float32" in report.notes
+    assert f"rounded from float64 to float32: {len(exact)} tensors" in report.notes
     kinds = {t.dtype for t in load_file(tmp_path / "out" / "model.safetensors").values()}
     assert kinds == {torch.float32}
     assert vitkit.load(bare).dtype == "float32"
-
-
-def test_google_s_guesses_are_of_images_alone(tmp_path, caplog):
-    """Its code has one activation and epsilon, and its kernels show the heads."""
-    model = noisy(vitkit.ViTSpec(**SMALL | {"activation": "gelu_tanh"}))
-    place = written(FORMATS["google"], model, tmp_path)
-    assert np.load(place / "model.npz")
-    with caplog.at_level(logging.WARNING, logger="vitkit"):
-        vitkit.load(place)
-    (line,) = guesses(caplog.messages)
-    assert line.partition(LINE)[2].startswith("image_size 32 x 32, preprocess (mean 0.5 0.5 0.5")
 
 
 def test_what_vitkit_wrote_into_a_header_goes_before_a_name(tmp_path):

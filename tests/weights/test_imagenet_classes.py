@@ -16,9 +16,8 @@ from weights.round_trips import noisy, written
 
 import vitkit
 from vitkit import cli
-from vitkit.training.distillation import as_teacher
-from vitkit.weights.catalogue import ASSUMED, catalogue, imagenet
-from vitkit.weights.recognise_format import FORMATS
+from vitkit.weights.catalogue import catalogue
+from vitkit.weights.checkpoint import ASSUMED, imagenet
 
 SMALL: dict[str, Any] = {"image_size": 16, "patch_size": 8, "width": 64, "depth": 1,
                          "num_heads": 2, "mlp_width": 64, "num_classes": 1000}  # fmt: skip
@@ -54,7 +53,7 @@ def test_the_table_is_the_one_of_torchvision_and_timm():
     assert imagenet()["n02123045"] == "tabby"
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS))
+@pytest.mark.parametrize("name", sorted(vitkit.formats() - {"vitkit"}))
 def test_a_head_of_1000_without_names_is_assumed_to_be_imagenet_s(name, tmp_path):
     found = vitkit.load(folder(name, tmp_path / name), trust_pickle=True)
     assert found.classes == tuple(imagenet().values())
@@ -75,7 +74,7 @@ def test_other_heads_and_other_images_get_no_names(fields, tmp_path):
 def test_names_that_a_file_has_are_kept(tmp_path):
     own = tuple(f"my class {number}" for number in range(1000))
     model = noisy(vitkit.ViTSpec(**SMALL))
-    files = written(FORMATS["huggingface"], model, tmp_path / "hf", own)
+    files = written("huggingface", model, tmp_path / "hf", own)
     ours = tmp_path / "ours.safetensors"
     vitkit.save(ours, model, preprocess=vitkit.Preprocess(image_size=16), classes=own)
     for found in (vitkit.load(files), vitkit.load(ours)):
@@ -158,18 +157,17 @@ def test_folders_of_wordnet_ids_are_matched_by_id(data, tmp_path):
         model.head.weight.zero_()
         model.head.bias.zero_()
         model.head.bias[list(imagenet()).index("n02123045")] = 1.0
-    source = written(FORMATS["torchvision"], model, tmp_path / "model")
+    source = written("torchvision", model, tmp_path / "model")
     scores = vitkit.evaluate(source, data, split="test", device="cpu")
     assert scores["top1"] == 0.5
 
 
 def test_data_with_other_names_are_not_held_against_assumed_ones(data, tmp_path):
-    """The names are assumed: data of other classes get the old refusal, and a teacher has none."""
+    """The names are assumed: data of other classes get the old refusal."""
     source = folder("torchvision", tmp_path / "model")
     (data / "test" / "n01443537").rename(data / "test" / "mine")  # of train too, a link to it
     with pytest.raises(vitkit.DataError, match="1000 logits without class names"):
         vitkit.evaluate(source, data, split="test", device="cpu")
-    assert as_teacher(vitkit.load(source)).classes == ()
 
 
 def test_1000_classes_in_the_catalogue_are_imagenet_s():

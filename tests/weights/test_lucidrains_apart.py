@@ -37,7 +37,6 @@ POOLINGS = {
 }  # fmt: skip
 NORMS = ("transformer.layers.0.0.norm.weight", "transformer.layers.1.0.norm.weight")
 each_pooling = pytest.mark.parametrize("pool", POOLINGS)
-each_width = pytest.mark.parametrize(("heads", "head_width"), HEADS)
 
 
 def theirs(name: str) -> Any:
@@ -60,13 +59,6 @@ def their_model(pool: str, heads: int, head_width: int) -> nn.Module:
     return model.eval()
 
 
-def flags(pool: str, heads: int) -> dict[str, Any]:
-    """What the user says of a file of theirs."""
-    pooling = {} if pool == "simple" else {"pooling": POOLINGS[pool]["pooling"]}
-    return {"image_size": SIZES["image_size"], "patch_size": SIZES["patch_size"],
-            "num_heads": heads, **pooling}  # fmt: skip
-
-
 def our_model(pool: str, heads: int, head_width: int, **fields: object) -> vitkit.ViT:
     shape = {"num_heads": heads, "head_width": head_width}
     model = noisy(vitkit.ViTSpec(**OURS | shape | POOLINGS[pool] | fields))
@@ -74,35 +66,6 @@ def our_model(pool: str, heads: int, head_width: int, **fields: object) -> vitki
         for block in model.blocks:
             nn.init.zeros_(block.attn.proj.bias)
     return model
-
-
-@each_pooling
-@each_width
-@torch.inference_mode()
-def test_a_model_that_it_saved_is_computed_by_ours(tmp_path, pool, heads, head_width):
-    model, images = their_model(pool, heads, head_width), random_images(2, *SIZES["image_size"])
-    torch.save(model.state_dict(), tmp_path / "theirs.pt")
-    save_file(model.state_dict(), tmp_path / "theirs.safetensors")
-    for name in ("theirs.pt", "theirs.safetensors"):
-        read = vitkit.load(tmp_path / name, trust_pickle=True, **flags(pool, heads)).model
-        assert read.spec.attention_width == heads * head_width
-        assert relative(read(images), model(images)) <= TOLERANCE
-    weights = model.state_dict()
-    one, other = (weights[name].clone() for name in NORMS)
-    model.load_state_dict(weights | dict(zip(NORMS, (other, one), strict=True)))
-    assert relative(read(images), model(images)) > 10 * TOLERANCE
-
-
-@each_pooling
-@each_width
-def test_its_file_comes_back_with_the_same_bits(tmp_path, pool, heads, head_width):
-    model = their_model(pool, heads, head_width)
-    save_file(model.state_dict(), tmp_path / "theirs.safetensors")
-    report = vitkit.convert(
-        tmp_path / "theirs.safetensors", tmp_path / "again", to="lucidrains", **flags(pool, heads)
-    )
-    assert (report.folded, report.approximated, report.lost) == ((), (), ())
-    same_bits(model.state_dict(), stored(tmp_path / "again"))
 
 
 @each_pooling

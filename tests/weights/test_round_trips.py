@@ -22,9 +22,7 @@ from weights.round_trips import MODELS, model_of, noisy, same_bits, same_files, 
 
 import vitkit
 from vitkit.models.presets import preset
-from vitkit.models.presets import table as presets
-from vitkit.weights.recognise_format import FORMATS
-from vitkit.weights.write import prepare_files
+from vitkit.weights.write import FORMATS, prepare_files
 
 ASKED = {"huggingface": ["positions_cover_prefix"], "dinov2": ["positions_cover_prefix"]}
 """Fields in which there are two ways to read the files of a format."""
@@ -86,7 +84,7 @@ def relevant(spec: vitkit.ViTSpec) -> vitkit.ViTSpec:
 def kinds() -> Mapping[vitkit.ViTSpec, tuple[str, ...]]:
     """Every preset made small, and whose nature it has: the presets that become the same."""
     found: dict[vitkit.ViTSpec, list[str]] = {}
-    for name in presets():
+    for name in vitkit.list_models():
         whole = preset(name)
         fields = SMALL | {
             "image_size": tuple(2 * side for side in whole.patch_size),
@@ -160,7 +158,7 @@ def test_every_preset_that_a_format_holds_comes_back(tmp_path, name):
 
 
 def test_the_presets_are_all_there():
-    assert sum(map(len, kinds().values())) == len(presets()) >= 205
+    assert sum(map(len, kinds().values())) == len(vitkit.list_models()) >= 205
     assert len(kinds()) >= 60
 
 

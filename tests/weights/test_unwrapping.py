@@ -119,17 +119,6 @@ PARTS: dict[str, tuple[Callable[[], State], str]] = {
 }
 
 
-def test_a_layer_without_tensors_before_the_head_is_noted(tmp_path):
-    """It may be an activation: tensors do not show it."""
-    first, second = (read(tmp_path, WHOLE[f"torchvision, {head}"]) for head in (
-        "heads = Sequential(Linear)", "heads.head = Sequential(Dropout, Linear)"))  # fmt: skip
-    assert "the head is read from heads.0" in first.metadata["notes"]
-    (note,) = [note for note in second.metadata["notes"] if "head is read" in note]
-    assert note.endswith(
-        "heads.head.1; the layers before it have no tensors and are assumed to be dropout"
-    )
-
-
 def test_a_whole_model_in_a_pickle_is_named_with_what_to_save(tmp_path):
     with pytest.raises(
         vitkit.CheckpointError, match=r"it has a vitkit\.models\.vit\.ViT; save only tensors"
@@ -179,23 +168,6 @@ def test_what_is_ambiguous_is_refused(what, tmp_path):
         read(tmp_path, content)
 
 
-def test_random_values_are_the_same_in_every_call_and_no_generator_notices(tmp_path, monkeypatch):
-    name = "blocks.1.mlp.fc1.weight"
-    save_file(
-        {other: TIMM[other] for other in TIMM if other != name}, tmp_path / "model.safetensors"
-    )
-    seeded: list[int] = []
-    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
-    torch.manual_seed(3)
-    seeded.clear()
-    before = torch.random.get_rng_state()
-    made = [vitkit.load(tmp_path / "model.safetensors", strict=False) for _ in range(2)]
-    first, second = (found.model.blocks[1].mlp.fc1.weight for found in made)
-    assert torch.equal(first, second)
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert seeded == []
-
-
 def test_a_part_whose_others_are_missing_is_listed_as_left_out(tmp_path):
     """transformers has query, key and value where vitkit has one matrix."""
     vitkit.save(tmp_path / "own.safetensors", MODEL, preprocess=vitkit.Preprocess(image_size=32))
@@ -210,27 +182,6 @@ def test_a_part_whose_others_are_missing_is_listed_as_left_out(tmp_path):
     assert found.metadata["left_out"] == others
     assert found.metadata["fresh"] == ["blocks.1.attn.qkv.weight"]
     assert any(all(name in line for name in others) for line in found.warnings)
-
-
-def timm_wrapper(place: Path) -> tuple[Any, Any]:
-    config, model = peer("transformers", "TimmWrapperConfig", "TimmWrapperForImageClassification")
-    arguments = {"img_size": 32, "depth": 1}
-    images = {"input_size": [3, 32, 32], "mean": [0.1, 0.2, 0.3], "std": [0.5, 0.5, 0.5]}
-    theirs = model(config.from_dict({
-        "architecture": "vit_tiny_patch16_224", "num_classes": 3, "model_args": arguments,
-        "pretrained_cfg": images, "label_names": ["a", "b", "c"],
-    })).eval()  # fmt: skip
-    theirs.save_pretrained(place)
-    return theirs, vitkit.load(place)
-
-
-def test_transformers_wrapper_of_timm_computes_the_same(tmp_path):
-    theirs, found = timm_wrapper(tmp_path)
-    images = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        assert torch.allclose(found.model(images), theirs(images).logits, atol=1e-5)
-    assert found.classes == ("a", "b", "c")
-    assert found.preprocess.mean == (0.1, 0.2, 0.3)
 
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,

@@ -144,7 +144,6 @@ def test_what_the_user_says_must_fit_the_file(tmp_path, name, fields, message):
     refused(message, lambda: vitkit.load(place, **fields))
 
 
-WIDER = {"architecture": "vit_base_patch16_224"}
 CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     ("huggingface", {"hidden_act": "mish"}, "hidden_act 'mish'"),
     ("huggingface", {"num_attention_heads": 5}, "num_heads 5"),

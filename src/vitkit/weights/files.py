@@ -192,8 +192,10 @@ class Source(Mapping[str, Tensor]):
 
 def unusable_numbers(tensor: Tensor) -> str:
     """Describe why a model cannot compute with a tensor, or return an empty text."""
-    if tensor.is_meta or tensor.dtype not in WEIGHT_DTYPES:
-        kind = "the meta device" if tensor.is_meta else str(tensor.dtype).removeprefix("torch.")
+    if tensor.is_meta:
+        return "on the meta device, without values"
+    if tensor.dtype not in WEIGHT_DTYPES:
+        kind = str(tensor.dtype).removeprefix("torch.")
         return f"{kind} is not a dtype of weights; expected {', '.join(DTYPE_NAMES)}"
     # A sum never loses a NaN or an infinity, so the slow test runs only where one is likely.
     if torch.isfinite(tensor.sum(dtype=torch.float32)):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import io
 import struct
+import tempfile
 import warnings
 import zipfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from weights.hostile.watch import Case
-from weights.round_trips import noisy
+from weights.round_trips import noisy, stored, written
 
 import vitkit
-from vitkit.weights.formats.google import GOOGLE
-from vitkit.weights.formats.keys import write_tensors
 
 FILE = "weights.npz"
 SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "num_heads": 1,
@@ -26,7 +26,8 @@ STACK = "Transformer/encoderblock/"
 def published() -> dict[str, np.ndarray]:
     """The arrays of a small model by vit_jax's names."""
     model = noisy(vitkit.ViTSpec(**SMALL))
-    tensors = write_tensors(GOOGLE.table(model.spec), model.spec, model.state_dict())
+    with tempfile.TemporaryDirectory() as place:
+        tensors = stored(written("google", model, Path(place) / "files"))
     return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 

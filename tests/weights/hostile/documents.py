@@ -12,15 +12,12 @@ from weights.hostile.watch import Case
 from weights.round_trips import noisy, written
 
 import vitkit
-from vitkit.weights.formats.format import Format
-from vitkit.weights.formats.huggingface import HUGGINGFACE
-from vitkit.weights.formats.timm import TIMM
 
 WEIGHTS, CONFIG, PIXELS = "model.safetensors", "config.json", "preprocessor_config.json"
 INDEX = "model.safetensors.index.json"
 
 
-def folder(form: Format, **fields: Any) -> dict[str, bytes]:
+def folder(form: str, **fields: Any) -> dict[str, bytes]:
     """A small model as the format's folder."""
     model = noisy(vitkit.ViTSpec(**{**SMALL, **fields}))
     with tempfile.TemporaryDirectory() as place:
@@ -36,7 +33,7 @@ def edited(files: dict[str, bytes], name: str, **changes: Any) -> dict[str, byte
 
 def texts() -> dict[str, Case]:
     """Documents that are no sane JSON, beside whole weights of a format that needs them."""
-    files = folder(HUGGINGFACE)
+    files = folder("huggingface")
     made = {
         "deep": b'{"a":' * 100_000,
         "deep lists": b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
@@ -61,7 +58,7 @@ def texts() -> dict[str, Case]:
 
 def huggingface() -> dict[str, Case]:
     """`config.json` and `preprocessor_config.json` that contradict the tensors, or themselves."""
-    files = folder(HUGGINGFACE)
+    files = folder("huggingface")
     config: dict[str, tuple[dict[str, Any], str]] = {
         "heads 10^9": ({"num_attention_heads": 10**9}, ""),
         "heads 0": ({"num_attention_heads": 0}, ""),
@@ -109,7 +106,7 @@ def huggingface() -> dict[str, Case]:
 
 def timm() -> dict[str, Case]:
     """timm's `config.json`."""
-    files = folder(TIMM)
+    files = folder("timm")
     name = "vit_base_patch16_224"
     made: dict[str, tuple[dict[str, Any], str]] = {
         "another width": (

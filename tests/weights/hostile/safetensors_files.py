@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import struct
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save
 from torch import Tensor
 from weights.hostile.watch import Case
-from weights.round_trips import noisy
+from weights.round_trips import noisy, stored, written
 
 import vitkit
-from vitkit.weights.formats.first_paper import TORCHVISION
-from vitkit.weights.formats.keys import write_tensors
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "num_heads": 1,
          "mlp_width": 96, "num_classes": 7}  # fmt: skip
@@ -33,7 +33,8 @@ def entry(shape: object, start: object, end: object, dtype: str = "F32") -> dict
 def published() -> dict[str, Tensor]:
     """The tensors of a small model by torchvision's names."""
     model = noisy(vitkit.ViTSpec(**SMALL))
-    return write_tensors(TORCHVISION.table(model.spec), model.spec, model.state_dict())
+    with tempfile.TemporaryDirectory() as place:
+        return stored(written("torchvision", model, Path(place) / "files"))
 
 
 def whole() -> bytes:
