@@ -344,8 +344,7 @@ for target, report in reports.items():
         for line in getattr(report, kind):
             print_wrapped(f"    {kind}: {line}")
     print(f"    run by {report.proved_by}:\n"
-          f"    blocks differ by at most {max(report.differences):.1e}, "
-          f"logits by {report.max_difference:.1e}")  # fmt: skip
+          f"    logits differ by at most {report.max_difference:.1e}")  # fmt: skip
 
 # %% [markdown]
 # When the files are read back, the logits for real digits are those of the original model. `load`
@@ -375,13 +374,12 @@ for target in reports:
 
 # %% [markdown]
 # What does a `vitkit.ConversionReport` prove? `kept` tensors have the same bits. Then the written
-# files were loaded and run, and the tokens of each block and the logits were compared on one fixed
-# image of noise. `proved_by` names the code that ran them. Where the library of the format can be
-# imported and has such models, it is a class of that library; then names, transposed matrices, the
-# order of query, key and value, epsilon and activation are right. Otherwise vitkit read the files
-# itself. That proves that nothing was lost, but not that the other library reads them in the same
-# way. Neither proves anything about the preprocessing or the order of the classes. What a format
-# cannot store is in the notes.
+# files were loaded and run, and the logits were compared on one fixed image of noise. `proved_by`
+# names the code that ran them. Where the library of the format can be imported and has such models,
+# it is a class of that library; then names, transposed matrices, the order of query, key and value,
+# epsilon and activation are right. Otherwise vitkit read the files itself. That proves that nothing
+# was lost, but not that the other library reads them in the same way. Neither proves anything about
+# the preprocessing or the order of the classes. What a format cannot store is in the notes.
 #
 # ## What a file does not store
 #

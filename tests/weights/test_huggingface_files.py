@@ -223,8 +223,6 @@ PROCESSORS = [
     ("BitImageProcessor", {"size": {"shortest_edge": 37}, "crop_size": 32, "do_rescale": True}, 0),
     ("BitImageProcessor", {"size": {"shortest_edge": 36}, "crop_size": {"height": 32, "width": 32},
                            "do_normalize": False}, 0),
-    ("ViTImageProcessor", {"size": {"height": 32, "width": 32}, "do_rescale": False,
-                           "image_mean": [127.5] * 3, "image_std": [64.0] * 3}, 0),
     ("DeiTImageProcessor", {"size": {"height": 36, "width": 36},
                             "crop_size": {"height": 32, "width": 32}}, 0),
 ]  # fmt: skip

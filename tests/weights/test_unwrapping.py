@@ -104,17 +104,17 @@ def dino() -> State:
 
 
 PARTS: dict[str, tuple[Callable[[], State], str]] = {
-    "DINO v1": (dino, "head (2 tensors)"),
-    "MoCo v3": (moco, "momentum_encoder (30 tensors), base_encoder (1 tensor)"),
+    "DINO v1": (dino, "head.mlp.0.weight"),
+    "MoCo v3": (moco, "31 tensors left out, outside of 'module.base_encoder.'"),
     "DistillWrapper": (
         lambda: under("student.", BACKBONE) | {"teacher.conv.weight": torch.ones(3)},
-        "outside of 'student.': teacher (1 tensor)",
+        "1 tensor left out, outside of 'student.': teacher.conv.weight",
     ),
     "a head of its own": (
         lambda: (
             under("vit.", BACKBONE) | {"fc.weight": torch.ones(5, 64), "fc.bias": torch.ones(5)}
         ),
-        "outside of 'vit.': fc (2 tensors)",
+        "2 tensors left out, outside of 'vit.': fc.weight, fc.bias",
     ),
 }
 

@@ -316,11 +316,10 @@ def locate(name: str | Path, *, trust_pickle: bool = False) -> tuple[Path, Catal
         OutputError: the cache cannot be written.
     """
     if not isinstance(name, str | os.PathLike) or not str(name):
-        kind = f"a {type(name).__name__}" if str(name) else "an empty name"
-        raise CheckpointError(
-            f"{kind} is not the path, the address or the name of a checkpoint; vitkit.save and "
-            "checkpoint.save_pretrained write one"
-        )
+        kind = f"a {type(name).__name__} is not the path, the address or the name of a checkpoint"
+        if not str(name):
+            kind = "the name of the weights is empty"
+        raise CheckpointError(f"{kind}; vitkit.save and model.save_pretrained write one")
     # The catalogue has facts that the file lacks, for its names and addresses.
     entry = known(name)
     if entry is not None:

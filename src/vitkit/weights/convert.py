@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -172,45 +171,37 @@ def _not_stored(
     """
     if to == OWN_FORMAT:
         return {}, []
-    inspection, not_stored = _inspect_written(path, spec)
-    for name, certainty in inspection.sure.items():
+    not_stored: dict[str, Any] = {}
+    found: Inspection | None
+    try:
+        found = inspect(path)
+    except CheckpointError:  # an oblong image size, which no shape shows
+        found = None
+    if found is None or found.spec.image_size != spec.image_size:
+        not_stored["image_size"] = spec.image_size
+        found = inspect(path, image_size=spec.image_size)
+    for name, certainty in found.sure.items():
         is_guess = certainty == "usual" and name not in ("preprocess", "classes")
-        if is_guess and getattr(inspection.spec, name) != getattr(spec, name):
+        if is_guess and getattr(found.spec, name) != getattr(spec, name):
             not_stored[name] = getattr(spec, name)
-    lost: list[str] = []
+    lost = [f"{name} = {value!r}: pass it when loading" for name, value in not_stored.items()]
     # Preprocessing that a reader of the files would get differently.
-    if not _same_pixels(inspection.preprocess, checkpoint.preprocess):
-        read_again = inspection.preprocess.to_json()
-        differing = [
-            f"{name} {value}"
-            for name, value in checkpoint.preprocess.to_json().items()
-            if value != read_again[name]
-        ]
+    before, after = _resizing(checkpoint.preprocess), _resizing(found.preprocess)
+    differing = [f"{name} {value}" for name, value in before.items() if value != after[name]]
+    if differing:
         lost.append(f"this part of the preprocessing: {', '.join(differing)}")
     if checkpoint.temperature != 1.0:
         lost.append(f"the temperature {checkpoint.temperature:.4g}")
-    if checkpoint.classes and not inspection.classes:
+    if checkpoint.classes and not found.classes:
         lost.append(f"the {len(checkpoint.classes)} class names")
-    fields = [f"{name} = {value!r}: pass it when loading" for name, value in not_stored.items()]
-    return not_stored, [f"the file cannot store {part}" for part in (*fields, *lost)]
+    return not_stored, [f"the file cannot store {part}" for part in lost]
 
 
-def _inspect_written(path: Path, spec: ViTSpec) -> tuple[Inspection, dict[str, Any]]:
-    """Return the inspection of a written file, and the image size if it had to be given."""
-    with suppress(CheckpointError):  # an oblong image size, which no shape shows
-        inspection = inspect(path)
-        if inspection.spec.image_size == spec.image_size:
-            return inspection, {}
-    return inspect(path, image_size=spec.image_size), {"image_size": spec.image_size}
-
-
-def _same_pixels(left: Preprocess, right: Preprocess) -> bool:
-    """Return True if images become the same: of the crop ratio, only the resized side counts."""
-
-    def resized_sides(preprocess: Preprocess) -> list[int]:
-        return [math.floor(side / preprocess.crop_ratio) for side in preprocess.image_size]
-
-    # Formats store the size before the crop as whole pixels, so the ratio itself may be rounded.
-    if left.replace(crop_ratio=right.crop_ratio) != right:
-        return False
-    return left.fit == "squash" or resized_sides(left) == resized_sides(right)
+def _resizing(preprocess: Preprocess) -> dict[str, Any]:
+    """Return preprocessing as JSON, with the resized sides in whole pixels for the crop ratio."""
+    # Formats store the size before the crop, so the ratio itself may be rounded.
+    values = preprocess.to_json()
+    ratio = values.pop("crop_ratio")
+    if preprocess.fit != "squash":
+        values["size before the crop"] = [math.floor(s / ratio) for s in preprocess.image_size]
+    return values

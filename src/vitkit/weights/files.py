@@ -278,13 +278,13 @@ def _weights_of(folder: Path) -> Path:
     for name in WEIGHTS_FILES:
         if (folder / name).is_file():
             return folder / name
-    reason = "not a run or checkpoint folder (no model.safetensors or weights/best.safetensors)"
+    reason = "is not a run or checkpoint folder (no model.safetensors or weights/best.safetensors)"
     remedy = "name one, or a file of weights"
     last = folder / "weights" / "last.safetensors"
     if last.is_file():  # a run that was stopped in its first epoch
-        reason = "no weights/best.safetensors, as no epoch of this run is complete"
+        reason = "has no weights/best.safetensors, as no epoch of this run is complete"
         remedy = f"name {last}"
-    raise CheckpointError(f"{folder}: {reason}; {remedy}")
+    raise CheckpointError(f"{folder} {reason}; {remedy}")
 
 
 def _check_file(path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ from vitkit.weights.recognise_format import Hints, recognise
 
 SHOWN_APART = ("spec", "preprocess", "classes", "sha256", "format_version")
 """Entries of a vitkit file's description that are not repeated in `Inspection.metadata`."""
-UNSET: tuple[Any, ...] = (None, "", [], {})
-"""Values of settings that are not shown."""
+LONGEST_ENTRY = 4000
+"""Characters of an entry of the metadata that are shown."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,14 @@ class Inspection:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        # Not `asdict`, which would copy the metadata and take the spec apart.
-        values = {attribute.name: getattr(self, attribute.name) for attribute in fields(self)}
-        values["path"] = str(self.path)
-        values["sure"] = dict(self.sure)
-        values["metadata"] = dict(self.metadata)
-        values["spec"] = self.spec.to_json()
-        values["preprocess"] = self.preprocess.to_json()
-        return values
+        return {
+            **vars(self),
+            "path": str(self.path),
+            "sure": dict(self.sure),
+            "metadata": dict(self.metadata),
+            "spec": self.spec.to_json(),
+            "preprocess": self.preprocess.to_json(),
+        }
 
     def __str__(self) -> str:
         dtypes = ", ".join(self.dtypes)
@@ -97,7 +97,7 @@ class Inspection:
             classes = f"classes ({count}, {how}): {few(self.classes, 10)}"
         lines.append(f"  {classes}")
         for name, value in self.metadata.items():
-            lines.append(f"  {name}: {few(_pairs(value), 200)}")
+            lines.append(f"  {name}: {json.dumps(value, ensure_ascii=False)[:LONGEST_ENTRY]}")
         for name in ("unknown", "missing", "left_out"):
             if getattr(self, name):
                 title = f"tensors {name.replace('_', ' ')}"
@@ -107,24 +107,6 @@ class Inspection:
         lines += [f"  warning: {line}" for line in self.warnings]
         # Names of tensors and classes hold any text: a terminal must not obey it.
         return "\n".join(map(escape, lines))
-
-
-def _pairs(value: Any, name: str = "") -> list[str]:
-    """Return a JSON value as `name value`, an object as its set entries, `outer.inner value`."""
-    # Deeper objects are shown as JSON: names of three parts and more are hard to read.
-    if isinstance(value, Mapping) and name.count(".") <= 1:
-        pairs: list[str] = []
-        for key, part in value.items():
-            if part is not False and part not in UNSET:
-                pairs += _pairs(part, f"{name}.{key}" if name else key)
-        return pairs
-    if isinstance(value, float):
-        text = f"{value:.6g}"
-    elif isinstance(value, str):
-        text = value
-    else:
-        text = json.dumps(value, ensure_ascii=False)
-    return [f"{name} {text}".strip()]
 
 
 def inspect(

@@ -165,10 +165,10 @@ def _write_files(out: Path, writers: Mapping[str, FileWriter], to: str) -> tuple
             company |= documents
     present = sorted(name for name in company if (folder / name).is_file())
     if present:
-        raise OutputError(
-            f"{folder} has {present[0]}, which would be read with the new {min(writers)} or "
-            "instead; choose another folder"
-        )
+        kind = f"has {present[0]}, which would be read with the new {min(writers)} or instead"
+        if "config.yaml" in present:
+            kind = "is the folder of a run"
+        raise OutputError(f"{folder} {kind}; choose another folder")
     return write_new(folder, writers)
 
 

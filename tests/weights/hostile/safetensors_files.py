@@ -117,7 +117,7 @@ def oddities() -> dict[str, Case]:
         "sub-byte numbers": Case({FILE: raw({"a": entry([4], 0, 2, "F4")}, bytes(2))}, unknown),
         "1000 axes": Case({FILE: raw({"a": entry([1] * 1000, 0, 4)}, bytes(4))}, unknown),
         "empty and endless": Case(
-            {FILE: raw({"a": entry([10**12, 0], 0, 0)})}, r"a is empty, with a side of \d+"
+            {FILE: raw({"a": entry([10**12, 0], 0, 0)})}, "an empty tensor has a side of 10"
         ),
         "metadata of 30 MB": Case(
             {FILE: raw({"__metadata__": {"vitkit": "[" * 30_000_000}})},
@@ -161,11 +161,11 @@ def mismatches() -> dict[str, Case]:
         "transposed": Case(swap("encoder.layers.encoder_layer_0.mlp.0.weight", torch.zeros(64, 96)),
                            r"the model needs"),
         "stem transposed": Case(swap(STEM, state[STEM].permute(1, 2, 3, 0).contiguous())),
-        "scalar stem": Case(swap(STEM, torch.tensor(1.0)), "a valid torchvision file"),
-        "flat stem": Case(swap(STEM, torch.zeros(64)), "a valid torchvision file"),
+        "scalar stem": Case(swap(STEM, torch.tensor(1.0)), "not a valid file"),
+        "flat stem": Case(swap(STEM, torch.zeros(64)), "not a valid file"),
         "empty stem": Case(swap(STEM, torch.zeros(0, 3, 8, 8)), "as torchvision"),
         "patch of no pixels": Case(swap(STEM, torch.zeros(64, 3, 0, 0)), "as torchvision"),
-        "no positions": Case(swap("encoder.pos_embedding", None), "a valid torchvision file"),
+        "no positions": Case(swap("encoder.pos_embedding", None), "not a valid file"),
         "no grid": Case(swap("encoder.pos_embedding", torch.zeros(1, 8, 64)), "not a square grid"),
         "NaN": Case(swap(HEAD, nan), f"{HEAD}: 1 of 448 numbers.*NaN or infinite"),
         "infinite": Case(swap(HEAD, infinite), f"{HEAD}: 1 of 448 numbers.*NaN or infinite"),

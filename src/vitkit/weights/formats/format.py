@@ -260,6 +260,8 @@ HEADS_BY_WIDTH = {1152: 16, 1280: 16, 1408: 16, 1664: 16, 1792: 16}
 
 def how_to_state(field: str, value: int | tuple[int, int] | str = "N") -> str:
     """Return the end of a message: how to state a field of the spec that a file leaves open."""
+    if isinstance(value, tuple) and value[0] == value[1]:
+        value = value[0]
     words = str(list(value)).replace(" ", "") if isinstance(value, tuple) else value
     flag = f"--spec.{field.replace('_', '-')} {words}"
     return (
@@ -470,21 +472,6 @@ def double_class_head(state: State) -> tuple[State, Step]:
         changed[f"head.{kind}"] = 2 * state[f"head.{kind}"]
         changed[f"head_dist.{kind}"] = torch.zeros_like(state[f"head_dist.{kind}"])
     return changed, Step("folded", "distilled_readout: twice the class head beside one of zeros")
-
-
-def fold_unread_head(fitted: Fitted) -> Fitted:
-    """Fold away a distillation head that the model does not read.
-
-    For classes that hold one head, or the mean of two: a model that reads its class head alone,
-    beside another that is not zero, becomes the mean of two heads.
-    """
-    spec, state, steps = fitted
-    if spec.distilled_readout != "cls" or not spec.num_classes:
-        return fitted
-    if not any(state[f"head_dist.{kind}"].any() for kind in ("weight", "bias")):
-        return fitted
-    changed, step = double_class_head(state)
-    return Fitted(spec.replace(distilled_readout="mean"), changed, [*steps, step])
 
 
 def fold_register_positions(fitted: Fitted) -> Fitted:

@@ -96,8 +96,8 @@ def _zero_head(parts: tuple[torch.Tensor, ...], spec: ViTSpec) -> tuple[torch.Te
 def _class_head(parts: tuple[torch.Tensor, ...], spec: ViTSpec) -> tuple[torch.Tensor, ...]:
     if parts[1].any():
         raise CheckpointError(
-            "DeiTForImageClassification cannot store head_dist; vitkit.convert folds it "
-            "into the head"
+            "DeiTForImageClassification cannot store head_dist, which the model does not read; "
+            "set it to zeros"
         )
     return parts[:1]
 
@@ -323,7 +323,6 @@ HUGGINGFACE = Format(
         {**_DINOV2, "pooling": "cls_mean"},
     ),
     write=_write,
-    # A position for a register, and a head that the model does not read, are folded.
-    settle=lambda fitted: shared.fold_unread_head(shared.fold_register_positions(fitted)),
+    settle=shared.fold_register_positions,
     reference=TRANSFORMERS,
 )

@@ -274,38 +274,27 @@ def read_preprocessor(
         lines.append(
             f"preprocessor_config.json: resample {number} is not supported; bicubic is used instead"
         )
-    mean, std = _mean_and_std(document, usual)
+    given: dict[str, Any] = {"image_mean": 0.0, "image_std": 1.0}
+    if document.get("do_normalize", True):
+        given = {"image_mean": usual.mean, "image_std": usual.std, **document}
     fit, their_size, differences = _fit(document)
     if their_size != size:
         differences.append(
             f"images become {their_size[0]} x {their_size[1]} there; {size[0]} x {size[1]} here, "
             "as the model's positions require"
         )
+    # Ours are on the scale [0, 1].
+    factor = document.get("rescale_factor", 1 / 255)
+    if not document.get("do_rescale", True) or not math.isclose(factor, 1 / 255):
+        differences.append("values are not divided by 255 there, so mean and std differ")
     lines += [f"preprocessor_config.json: {line}" for line in differences]
-    interpolation = PILLOW_FILTERS.get(number, "bicubic")
-    preprocess = usual.replace(mean=mean, std=std, interpolation=interpolation, **fit)
+    preprocess = usual.replace(
+        mean=_per_channel(given["image_mean"]),
+        std=_per_channel(given["image_std"]),
+        interpolation=PILLOW_FILTERS.get(number, "bicubic"),
+        **fit,
+    )
     return preprocess, set() if lines else {"preprocess"}, lines
-
-
-def _mean_and_std(
-    document: Mapping[str, Any], usual: Preprocess
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation on the scale [0, 1] of our images.
-
-    Theirs normalise value * rescale_factor, with values in [0, 255].
-    """
-    factor = document.get("rescale_factor", 1 / 255) if document.get("do_rescale", True) else 1
-    if not isinstance(factor, int | float):  # a long text would be repeated 255 times
-        raise CheckpointError("preprocessor_config.json: rescale_factor is not a number")
-    # (value * factor - mean) / std = (value / 255 - mean / scale) / (std / scale).
-    scale = 255 * factor
-    if math.isclose(scale, 1):  # 1 / 255 as a decimal number, so that mean and std stay exact
-        scale = 1
-    given: dict[str, Any] = {"image_mean": 0.0, "image_std": 1.0}
-    if document.get("do_normalize", True):
-        given = {"image_mean": usual.mean, "image_std": usual.std, **document}
-    mean, std = (_per_channel(given[name]) for name in ("image_mean", "image_std"))
-    return tuple(value / scale for value in mean), tuple(value / scale for value in std)
 
 
 def _per_channel(value: Any) -> tuple[float, ...]:

@@ -12,12 +12,12 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from einops import EinopsError
@@ -190,23 +190,21 @@ class Table:
         return [*rows, *(row(name, name) for name in unclaimed)]
 
 
-def _fillings(rule: Row, spec: ViTSpec) -> Iterator[Row]:
-    """Yield a row once for each block, stage, unit and kind that its names ask for."""
+def _fillings(rule: Row, spec: ViTSpec) -> Iterable[Row]:
+    """Return a row once for each block, stage, unit and kind that its names ask for."""
     names = " ".join(rule.ours)
-
-    def choices(key: str, values: Sequence[Any]) -> Sequence[Any]:
-        return values if f"{{{key}}}" in names else values[:1]
-
-    for i, s, u, kind in itertools.product(
-        choices("i", range(spec.depth)),
-        choices("s", range(len(spec.resnet_layers) or 1)),
-        choices("u", range(max(spec.resnet_layers, default=1))),
-        choices("p", ("weight", "bias")),
-    ):
-        filling = {"i": i, "s": s, "s1": s + 1, "u": u, "u1": u + 1, "p": kind}
-        theirs = tuple(name.format(**filling) for name in rule.theirs)
-        ours = tuple(name.format(**filling) for name in rule.ours)
-        yield Row(theirs, ours, rule.transform)
+    units = range(max(spec.resnet_layers, default=0) or 1)
+    stages = range(len(spec.resnet_layers) or 1)
+    if "{s}" not in names:  # no name has one of the two alone
+        units = stages = range(1)
+    blocks = range(spec.depth if "{i}" in names else 1)
+    filled: dict[Row, None] = {}  # an ordered set
+    for i, s, u, kind in itertools.product(blocks, stages, units, ("weight", "bias")):
+        numbers = {"i": i, "s": s, "s1": s + 1, "u": u, "u1": u + 1, "p": kind}
+        theirs = tuple(name.format(**numbers) for name in rule.theirs)
+        ours = tuple(name.format(**numbers) for name in rule.ours)
+        filled[Row(theirs, ours, rule.transform)] = None
+    return filled
 
 
 def check_size(spec: ViTSpec, theirs: Mapping[str, tuple[int, ...]]) -> None:

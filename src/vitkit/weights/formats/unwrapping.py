@@ -8,7 +8,6 @@ are not read, and are listed.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -48,15 +47,9 @@ class FoundModel(NamedTuple):
     @property
     def warnings(self) -> tuple[str, ...]:
         """A line on the tensors that are not read, if there are any."""
-        if not self.outside:
-            return ()
-        # A part that all names start with, such as "module", tells nothing.
-        names = [self.prefix, *self.outside]
-        while all(names) and len({name.partition(".")[0] for name in names}) == 1:
-            names = [name.partition(".")[2] for name in names]
-        parts = Counter(name.partition(".")[0] for name in names[1:])
-        shown = [f"{part} ({plural(count, 'tensor')})" for part, count in parts.items()]
-        return (f"left out, as it is outside of {self.prefix!r}: {few(shown, most=10)}",)
+        count = plural(len(self.outside), "tensor")
+        line = f"{count} left out, outside of {self.prefix!r}: {few(self.outside)}"
+        return (line,) if self.outside else ()
 
 
 def find_model(source: Source, forms: Mapping[str, Format]) -> FoundModel:

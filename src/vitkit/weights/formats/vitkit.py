@@ -21,7 +21,6 @@ from vitkit.distributed import is_sharded
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter, replacing
 from vitkit.io.untrusted import refuse
-from vitkit.messages import few
 from vitkit.models.interface.classifier import COMPILED
 from vitkit.models.layers import eval_mode
 from vitkit.models.vit import ViT
@@ -153,7 +152,7 @@ def class_names(classes: object, path: Path) -> tuple[str, ...]:
     several = isinstance(classes, Iterable) and not isinstance(classes, str)
     names: list[Any] = list(classes) if several else [classes]  # type: ignore[call-overload]
     wrong = [repr(name) for name in names if not isinstance(name, str) or not several]
-    problem = f"classes contains {few(wrong, 1)}; pass a list of class names, such as ['a', 'b']"
+    problem = f"classes contains {', '.join(wrong[:1])}; pass a list of class names, such as ['a']"
     refuse(path, {problem: wrong})
     return tuple(map(str, names))  # JSON has no texts of numpy
 
