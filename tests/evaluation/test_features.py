@@ -149,16 +149,6 @@ def test_only_a_run_that_keeps_the_head_says_so(tmp_path, probe):
     assert lines == ([] if probe else ["the head is kept: its 10 classes are the data's"])
 
 
-def test_a_probe_computes_in_one_arithmetic(tmp_path):
-    """Half precision would be that of the test score alone: features are float32."""
-    a_checkpoint(tmp_path / "a.safetensors", num_classes=3)
-    asked = {"pretrained": tmp_path / "a.safetensors", "probe": "linear"}
-    whole = train(tmp_path / "whole", **asked)
-    half = train(tmp_path / "half", **asked, amp="bfloat16")
-    assert half.metrics == whole.metrics
-    assert "amp" in next(line for line in log_of(half.run).splitlines() if "without effect" in line)
-
-
 def test_nearest_neighbours_are_looked_at_and_nothing_is_written(tmp_path):
     a_checkpoint(tmp_path / "a.safetensors", num_classes=3)
     result = train(tmp_path / "run", pretrained=tmp_path / "a.safetensors", probe="knn")
@@ -198,10 +188,3 @@ def test_what_a_probe_cannot_have_is_refused(tmp_path, settings, words):
     asked = {"pretrained": tmp_path / "a.safetensors", "probe": "linear"} | settings
     with pytest.raises(SettingError, match=words):
         train(tmp_path / "run", **asked)
-
-
-def test_a_class_that_the_checkpoint_has_twice_is_ambiguous(tmp_path):
-    """Either logit could be meant, so the score of one of them would be chance."""
-    twice = a_checkpoint(tmp_path / "twice.safetensors", [*"01234567893"], num_classes=11)
-    with pytest.raises(DataError, match="digits has a class '3', and the checkpoint several"):
-        vitkit.evaluate(twice, "digits")

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from noise import fill_with_noise
-from own_methods import METHODS
 from PIL import Image
 
 import vitkit
@@ -56,16 +55,6 @@ def test_a_model_without_a_head_gets_rollout_and_a_note(tmp_path, monkeypatch, c
     assert capsys.readouterr().err == f"vitkit: {note}\n"
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", METHODS)
-def test_models_in_half_precision_are_explained(name, dtype):
-    made = vitkit.explain(checkpoint(dtype), PIXELS, method=name)
-    assert made.grid.dtype == np.float32
-    expected = vitkit.explain(checkpoint(), PIXELS, method=name).grid
-    if not METHODS[name].colours:
-        np.testing.assert_allclose(made.grid, expected, atol=0.1 * np.abs(expected).max())
-
-
 @pytest.mark.parametrize("name", [None, "attention", "occlusion"])
 def test_logits_that_are_not_finite_are_refused(name):
     broken = checkpoint()
@@ -84,12 +73,3 @@ def test_values_that_are_not_finite_without_a_head_are_drawn_without_colour(name
     made = vitkit.explain(broken, PIXELS, method=name)
     assert "values that are not finite have no colour" in made.caption
     assert np.ptp(np.asarray(made.overlay()).astype(int), axis=2).max() == 0
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_model_of_one_class_has_maps_whose_faithfulness_is_not_measurable(name):
-    made = vitkit.explain(checkpoint(num_classes=1), PIXELS, method=name)
-    assert made.probability == 1
-    assert np.isfinite(made.grid).all()
-    if made.faithfulness is not None:
-        assert (made.faithfulness.deletion, made.faithfulness.p) == (None, 1.0)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from html.parser import HTMLParser
-from io import BytesIO
-
 import numpy as np
 import pytest
 from noise import fill_with_noise
@@ -124,23 +121,6 @@ def test_the_figure_has_class_probability_method_options_unit_and_notes(tmp_path
         assert "".join(words.split()) in text
     svg = made.save(tmp_path / "e.svg").read_text(encoding="utf-8")
     assert "vitkit explain" in svg
-
-
-class Images(HTMLParser):
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag == "img"
-        self.found = dict(attrs)
-
-
-def test_a_notebook_shows_the_figure_with_its_caption_escaped():
-    made = explanation(np.array([[0.0, 5.0]]), label="<script>alert(1)</script>")
-    html = made._repr_html_()
-    assert "<script>" not in html
-    parser = Images()
-    parser.feed(html)
-    assert "row 1 of 1, column 2 of 2" in parser.found["alt"]
-    assert "<script>alert(1)</script>: 0.0 %" in parser.found["alt"]
-    assert Image.open(BytesIO(made._repr_png_())).format == "PNG"
 
 
 def test_an_existing_file_is_replaced_only_if_allowed(tmp_path):

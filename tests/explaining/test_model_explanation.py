@@ -56,25 +56,6 @@ def test_each_figure_has_titles_units_and_a_caption(explained):
         assert "tiny:ViTwith3blocksofwidth32,2heads,patchesof8x8pixels;4images" in text
 
 
-def test_the_sheet_has_all_panels_by_letter(explained):
-    text = svg_text(explained.plot())
-    for letter, panel in zip("abc", PANELS, strict=True):
-        assert f"({letter}){TITLES[panel][0]}" in text
-    assert "4images" in text
-
-
-@pytest.mark.parametrize("panel", [None, "distance"])
-def test_legends_hide_nothing(explained, panel):
-    figure = explained.plot(panel)
-    figure.draw_without_rendering()
-    shown = [axes for axes in figure.axes if axes.get_legend()]
-    assert len(shown) == 1
-    for axes in shown:
-        legend = axes.get_legend().get_window_extent()
-        assert legend.y0 >= axes.get_window_extent().y1 - 1
-        assert not legend.overlaps(axes.title.get_window_extent())
-
-
 def test_points_and_lines_are_the_numbers(explained):
     axes = explained.plot("distance").axes[0]
     heads = axes.collections[0].get_offsets()
@@ -174,16 +155,6 @@ def test_what_cannot_be_drawn_is_named(tmp_path):
         found.plot("positions")
 
 
-def test_a_figure_that_needs_images_says_so(tmp_path):
-    found = vitkit.explain_model(checkpoint(tmp_path))
-    with pytest.raises(vitkit.SettingError, match=r"one of filters, pos.* images, and none were"):
-        found.plot("distance")
-    with pytest.raises(
-        vitkit.SettingError, match=r"panel = .heads.: .* of filters, positions. Att"
-    ):
-        found.plot("heads")
-
-
 @pytest.mark.parametrize(
     ("part", "message"),
     [
@@ -203,18 +174,6 @@ def test_a_large_grid_shows_some_of_its_positions(tmp_path):
     found = vitkit.explain_model(checkpoint(tmp_path, image_size=(160, 96), positions="rope"))
     text = svg_text(found.plot("positions"))
     assert "rotarypositions(sineandcosineoftheangles),168of240patches" in text
-
-
-def test_images_that_cannot_be_used(tmp_path):
-    path = checkpoint(tmp_path)
-    broken = tmp_path / "broken.png"
-    broken.write_bytes(b"no image")
-    with pytest.raises(vitkit.ImageError, match=r"broken\.png"):
-        vitkit.explain_model(path, [pixels(1)[0], broken])
-    with pytest.raises(vitkit.DataError, match=r"missing"):
-        vitkit.explain_model(path, str(tmp_path / "missing"))
-    with pytest.raises(vitkit.SettingError, match=r"expected a list of images"):
-        vitkit.explain_model(path, pixels(1)[0])
 
 
 def test_the_command_draws_writes_and_counts(tmp_path, capsys, monkeypatch):

@@ -90,14 +90,6 @@ def write_rows(run: Path, rows: list[tuple]) -> None:
         csv.writer(file, lineterminator="\n").writerows([header, *rows])
 
 
-def test_training_writes_the_report_unless_it_is_switched_off(digits, tmp_path):
-    assert (digits / "report.html").exists()
-    again = digits_run(tmp_path / "run", report=False)
-    assert not (again / "report.html").exists()
-    weights = [vitkit.load(one).model.state_dict() for one in (digits, again)]
-    assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[0])
-
-
 def test_the_page_has_the_score_its_interval_and_the_numbers_of_the_run(digits):
     text = {name: re.sub(r"\s+", " ", part) for name, part in
             page(digits / "report.html").sections.items()}  # fmt: skip
@@ -329,36 +321,6 @@ def test_compared_runs_without_validation_have_one_panel(run, tmp_path):
     assert "training loss (nats)" in text
     assert "validation" not in text
     assert "validation" not in page(vitkit.report(run)).sections["curves"]
-
-
-@pytest.mark.parametrize("cell", ["nan", "1.5", "x", "0" * 200_000])
-def test_predictions_without_a_probability_cost_their_parts_alone(cell, unweighted):
-    write_rows(unweighted, [("a.png", "0", "1", cell, "0.5", "0.7", 1)])
-    sections = page(vitkit.report(unweighted)).sections
-    assert "predictions.csv" in sections["mistakes"]
-    assert "2 epochs" in sections["curves"]
-
-
-def edit(config: Path, changes: dict[str, str]) -> None:
-    """Replace lines of a file, each of which must be there."""
-    text = config.read_text(encoding="utf-8")
-    for old, new in changes.items():
-        assert old in text
-        text = text.replace(old, new)
-    config.write_text(text, encoding="utf-8")
-
-
-def test_the_environment_is_in_plain_words(unweighted):
-    found = page(vitkit.report(unweighted)).sections["environment"]
-    assert "devicecpu" in found
-    assert "mixed precisionoff" in found
-    edit(unweighted / "config.yaml", {"device: cpu": "device: auto", "workers: 0": "workers: null"})
-    words = page(vitkit.report(unweighted)).sections["environment"]
-    assert "devicecpu" in words, "the log names the one that was chosen"
-    assert "None" not in words
-    (unweighted / "train.log").unlink()
-    words = page(vitkit.report(unweighted)).sections["environment"]
-    assert "devicethe fastest one available" in words
 
 
 def test_a_long_report_is_folded_and_names_an_image_in_one_way(digits):

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from reporting.small_runs import HOSTILE, photo_run
 from reporting.test_report import page
 
@@ -108,13 +107,6 @@ def test_images_that_are_shown_are_not_called_missing(run):
     assert "images are not shown" not in found.sections["suspects"]
 
 
-def test_a_damaged_list_names_the_command(unweighted):
-    (unweighted / "suspects.csv").write_text("a,b\n1,2\n", encoding="utf-8")
-    text = page(vitkit.report(unweighted)).sections["suspects"]
-    assert "is not a list of suspects" in text
-    assert "--suspects train" in text
-
-
 def test_without_the_images_nothing_can_be_ticked(run, noisy):
     images = noisy[0].parent / "images"
     hidden = images.rename(images.with_name("hidden"))
@@ -172,25 +164,3 @@ def test_a_single_image_of_the_second_class_hides_its_own_fold_alone():
     assert found[:, 0].isnan().sum() == 10
     with pytest.raises(vitkit.DataError, match="the same class"):
         out_of_fold_probabilities(features, labels * 0, 2)
-
-
-def test_images_of_a_finding_beyond_the_first_are_counted(tmp_path):
-    folder = tmp_path / "images"
-    for label in ("a", "b"):
-        (folder / label).mkdir(parents=True)
-        for index in range(30):
-            Image.new("RGB", (8, 8)).save(folder / label / f"{index}.png")
-    report = vitkit.check(folder)
-    largest = max(report.as_dict()["findings"], key=lambda one: len(one["images"]))
-    short = [one for one in report.as_dict(3)["findings"] if one["kind"] == largest["kind"]]
-    assert len(short[0]["images"]) + short[0]["more"] == len(largest["images"])
-
-
-def test_a_list_saved_into_the_folder_of_a_run_is_not_that_of_its_training(unweighted):
-    config = (unweighted / "config.yaml").read_text(encoding="utf-8")
-    without = re.sub(r"(?m)^relabel:.*$", "relabel: null", config)
-    (unweighted / "config.yaml").write_text(without, encoding="utf-8")
-    found = page(vitkit.report(unweighted, overwrite=True))
-    assert "--relabel" not in found.sections["repetition"]
-    text = (unweighted / "report.html").read_text(encoding="utf-8")
-    assert not re.search(r'id="earlier-labels">\s*<li', text)

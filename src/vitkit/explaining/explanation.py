@@ -204,9 +204,7 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         """Return the figure with its caption as the text for readers who cannot see it."""
-        figure = self.plot()
-        words = "; ".join([self.description, *self.caption])
-        return html_image(figure._repr_png_(), words, figure.get_figwidth())
+        return html_image(self.plot(), "; ".join([self.description, *self.caption]))
 
     @property
     def _has_colours(self) -> bool:

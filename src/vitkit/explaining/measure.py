@@ -119,9 +119,15 @@ class ModelMeasurement:
         return norms.flatten(1).amax(dim=1, keepdim=True)
 
     def _attend(
-        self, layer: int, pixels: Tensor, q: Heads, k: Heads, v: Heads,
-        mask: Mask | None = None, dropout: float = 0.0,
-    ) -> Heads:  # fmt: skip
+        self,
+        layer: int,
+        pixels: Tensor,
+        q: Heads,
+        k: Heads,
+        v: Heads,
+        mask: Mask | None = None,
+        dropout: float = 0.0,
+    ) -> Heads:
         """Attend, and measure the weights of one layer, which the fused kernel does not keep."""
         weights = attention_weights(q, k, mask)
         prefix = self.model.spec.num_prefix_tokens

@@ -297,8 +297,7 @@ class ModelExplanation:
 
     def _repr_html_(self) -> str:
         """Return the sheet and the main numbers, for a notebook."""
-        figure = self.plot()
-        image = html_image(figure._repr_png_(), self.caption, figure.get_figwidth())
+        image = html_image(self.plot(), self.caption)
         return image + "".join(f"<div>{html_text(line)}</div>" for line in self.lines())
 
 

@@ -13,6 +13,8 @@ from vitkit.messages import escape as printable
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+    from vitkit.plots.figure import NotebookFigure
+
 # colours of text and page are the notebook's own; grey lines show on both
 CELL = "text-align:left;padding:2px 8px;border-bottom:1px solid rgba(128,128,128,.35)"
 BAR = "background:rgba(0,114,178,.45);height:.8em;display:inline-block"
@@ -27,18 +29,14 @@ def html_text(text: object) -> str:
     return escape(printable(str(text)))
 
 
-def html_table(header: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> str:
+def html_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a table; every cell is escaped.
 
     Args:
         header: titles of the columns; no line of them where all are empty.
         rows: cells of each row.
-        title: a line above the table.
     """
-    parts = []
-    if title:
-        parts.append(f"<div><b>{html_text(title)}</b></div>")
-    parts.append('<table style="border-collapse:collapse;background:transparent">')
+    parts = ['<table style="border-collapse:collapse;background:transparent">']
     if any(header):
         parts.append(_row("th", map(html_text, header)))
     parts += [_row("td", map(html_text, row)) for row in rows]
@@ -59,18 +57,15 @@ def html_bars(rows: Iterable[tuple[str, float]]) -> str:
     return f'<table style="border-collapse:collapse">{"".join(cells)}</table>'
 
 
-def html_image(content: bytes, description: str, width: float, kind: str = "png") -> str:
-    """Return an image whose content is part of the HTML.
+def html_image(figure: NotebookFigure, description: str) -> str:
+    """Return a figure as an image whose content is part of the HTML.
 
     Args:
-        content: of the image file.
+        figure: the figure, which keeps its width.
         description: for readers who cannot see it.
-        width: inches on the page.
-        kind: of the file, `png` or `gif`.
     """
-    data = b64encode(content).decode("ascii")
-    style = f"width:{width:.2f}in;max-width:100%;background:white"
-    source = f"data:image/{kind};base64,{data}"
+    style = f"width:{figure.get_figwidth():.2f}in;max-width:100%;background:white"
+    source = f"data:image/png;base64,{b64encode(figure._repr_png_()).decode('ascii')}"
     return f'<img alt="{html_text(description)}" style="{style}" src="{source}">'
 
 

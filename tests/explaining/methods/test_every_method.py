@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -154,25 +153,3 @@ def test_a_patch_that_is_not_there_is_named(name, wrong):
 def test_wrong_options_of_rollout_are_named(options, message):
     with pytest.raises(vitkit.SettingError, match=message):
         compute("rollout", noisy_model(), some_images(), **options)
-
-
-COSTS = {"attention": (1, 0), "rollout": (1, 0), "gradient-rollout": (1, 1), "grad-cam": (1, 1),
-         "similarity": (1, 0), "pca": (1, 0)}  # fmt: skip
-"""Forward and backward passes, as the guide has them."""
-
-
-@pytest.mark.parametrize("name", COSTS)
-def test_forward_and_backward_passes_are_counted(name, monkeypatch):
-    model = noisy_model()
-    forwards: list[int] = []
-    model.blocks[-1].register_forward_hook(lambda *_: forwards.append(1))
-    backwards: list[int] = []
-    usual: Callable[..., object] = torch.autograd.grad
-
-    def counted(*args: object, **keywords: object) -> object:
-        backwards.append(1)
-        return usual(*args, **keywords)
-
-    monkeypatch.setattr(torch.autograd, "grad", counted)
-    compute(name, model, some_images())
-    assert (len(forwards), len(backwards)) == COSTS[name]

@@ -53,10 +53,10 @@ class TokenSubsets:
         self.grid = self.embedded.grid
         self.count = self.grid[0] * self.grid[1]
 
-    def features(
+    def logits(
         self, patches: Int64[Tensor, "R n"], image: Int64[Tensor, " R"] | None = None
-    ) -> Features:
-        """Return the tokens after the last norm of R passes with n patches each.
+    ) -> Logits:
+        """Return the logits (R, K) of R passes with n patches each.
 
         Args:
             patches: (R, n) numbers of the patches that stay, from 0, row by row; n of 1 or more.
@@ -76,13 +76,9 @@ class TokenSubsets:
             context = context._replace(rotation=(sin[kept].unsqueeze(1), cos[kept].unsqueeze(1)))
         for block in block_calls(self.model.blocks):
             tokens = block(tokens, context)
-        return Features.split(self.model.norm(tokens), (1, patches.shape[1]), self.model.spec)
-
-    def logits(
-        self, patches: Int64[Tensor, "R n"], image: Int64[Tensor, " R"] | None = None
-    ) -> Logits:
-        """Return logits (R, K) of passes with n patches each; otherwise as `features`."""
-        return self.model.forward_head(self.features(patches, image))
+        grid = 1, patches.shape[1]
+        features = Features.split(self.model.norm(tokens), grid, self.model.spec)
+        return self.model.forward_head(features)
 
 
 def occlusion(model: ViT, images: Images, *, classes: Classes, window: int = 1) -> Maps:

@@ -27,9 +27,6 @@ from vitkit.training.run_folder import RunFolder
 if TYPE_CHECKING:
     from vitkit.plots.figure import NotebookFigure
 
-NOTEBOOK_WIDTH = 7.4
-"""Inches of the curves in a notebook."""
-
 
 @dataclass(frozen=True, eq=False)
 class LearningCurves:
@@ -107,10 +104,7 @@ class LearningCurves:
         return draw_curves(self.columns, self.best_epoch)
 
     def _repr_html_(self) -> str:
-        from vitkit.plots.figure import SCREEN_DPI, encode_png
-
-        image = encode_png(self.plot(), dpi=SCREEN_DPI)
-        return html_image(image, f"curves of {self.run}", NOTEBOOK_WIDTH)
+        return html_image(self.plot(), f"curves of {self.run}")
 
 
 # A grid of example predictions, drawn in each epoch, so without matplotlib, which is slow.
