@@ -1,19 +1,26 @@
-"""Every image is decoded once before a run: bad ones are refused by name or left out."""
+"""Every image is decoded once before a run; bad ones are refused or left out, results cached."""
 
 from __future__ import annotations
 
 import io
 import os
+import shutil
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from image_files import folder, save
 from PIL import Image
 
-from vitkit import DataError, open_dataset
-from vitkit.data.checks.check import Problem, drop_or_refuse_unreadable
+import vitkit.data.datasets.dataset
+from vitkit import DataError, check, open_dataset
+from vitkit.data.checks import scan
+from vitkit.data.checks.check import check_dataset, drop_or_refuse_unreadable
 from vitkit.data.checks.scan import scan_split
 from vitkit.data.datasets.dataset import FileSplit
+from vitkit.data.datasets.pixel_cache import LEAST_CACHED, cached, file_digests
 
 GOOD = 12
 
@@ -116,16 +123,6 @@ def test_images_in_memory_are_sound() -> None:
     assert report.total == 1797
 
 
-def test_a_file_that_vanishes_is_a_problem_by_name(root: Path) -> None:
-    split = open_dataset(root).splits["val"]
-    assert isinstance(split, FileSplit)
-    Path(split.paths[4]).unlink()
-    Path(split.paths[7]).write_bytes(b"replaced")
-    problems = scan_split(split).problems
-    assert [(p.index, p.reason) for p in problems] == [(4, "missing"), (7, "not an image")]
-    assert problems[0] == Problem(4, "val/cat/04.png", "missing", "no such file")
-
-
 def test_more_images_than_one_block(tmp_path: Path) -> None:
     good, bad = tmp_path / "good.png", tmp_path / "bad.png"
     good.write_bytes(image(1))
@@ -135,3 +132,136 @@ def test_more_images_than_one_block(tmp_path: Path) -> None:
         paths[index] = bad
     split = FileSplit([*map(str, paths)], np.zeros(2500, np.int64), tmp_path)
     assert [p.index for p in scan_split(split, workers=2).problems] == [0, 1023, 1024, 2499]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "cache"
+    monkeypatch.setenv("VITKIT_CACHE", str(path))
+    return path
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return folder(tmp_path / "data", {"train/a": 20, "train/b": 20, "val/a": 5, "val/b": 5})
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that are decoded."""
+    names: list[str] = []
+    decode = vitkit.data.datasets.dataset.decode_file
+
+    def noting(source: Path, **options: object) -> object:
+        names.append(Path(source).name)
+        return decode(source, **options)
+
+    monkeypatch.setattr(vitkit.data.datasets.dataset, "decode_file", noting)
+    return names
+
+
+def same_but_for_recalled(one: Any, other: Any) -> bool:
+    return {**one.as_dict(), "recalled": 0} == {**other.as_dict(), "recalled": 0}
+
+
+def test_an_unchanged_folder_is_not_decoded_again(photos: Path, decoded: list[str]) -> None:
+    first = check(photos)
+    assert (first.recalled, len(decoded)) == (0, 50)
+    decoded.clear()
+    second = check(photos)
+    assert (second.recalled, decoded) == (50, [])
+    assert same_but_for_recalled(first, second)
+    assert drop_or_refuse_unreadable(open_dataset(photos), "refuse")[1].recalled == 50
+    assert decoded == []
+
+
+def test_what_changes_is_looked_at_again(photos: Path, decoded: list[str]) -> None:
+    check(photos)
+    decoded.clear()
+    changed = photos / "train" / "a" / "3.png"
+    stamps = changed.stat()
+    content = changed.read_bytes()
+    changed.write_bytes(bytes(len(content)))
+    os.utime(changed, ns=(stamps.st_atime_ns, stamps.st_mtime_ns))  # same size, same time
+    save(photos / "val" / "b" / "new.png", 999)
+    (photos / "train" / "b" / "4.png").unlink()
+    shutil.copy2(photos / "train" / "b" / "5.png", photos / "train" / "b" / "6.png")
+    report = check(photos)
+    assert sorted(decoded) == ["3.png", "6.png", "new.png"]
+    assert [p.name for p in report.problems["train"]] == ["train/a/3.png"]
+    assert report.recalled == 47
+
+
+def test_bad_images_are_not_remembered(photos: Path, decoded: list[str]) -> None:
+    bad = photos / "train" / "a" / "3.png"
+    bad.write_bytes(b"words")
+    for _ in range(2):
+        decoded.clear()
+        assert [p.index for p in check(photos).problems["train"]] == [
+            [*open_dataset(photos).splits["train"].paths].index(str(bad))
+        ]
+    assert decoded == ["3.png"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
+def test_a_damaged_memory_is_an_empty_one(
+    photos: Path, cache: Path, decoded: list[str], damage: str
+) -> None:
+    first = check(photos)
+    (file,) = (cache / "looks").glob("*.npy")
+    content = bytearray(file.read_bytes())
+    if damage == "flip":
+        content[len(content) // 2] ^= 1
+    file.write_bytes(content[: {"cut": len(content) - 7, "empty": 0}.get(damage, len(content))])
+    decoded.clear()
+    second = check(photos)
+    assert len(decoded) == 50
+    assert same_but_for_recalled(first, second)
+    assert check(photos).recalled == 50
+
+
+def test_a_cache_that_cannot_be_written_costs_nothing_but_time(photos: Path, cache: Path) -> None:
+    cache.write_text("a file where a folder should be")
+    for _ in range(2):
+        assert check(photos).recalled == 0
+
+
+def test_a_check_that_is_broken_off_is_not_lost(
+    photos: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "SCAN_BLOCK", 8)
+
+    def break_off(count: int) -> None:
+        if len(decoded) >= 24:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        check_dataset(open_dataset(photos), workers=1, advance=break_off)
+    assert check(photos).recalled >= 16
+    assert threading.active_count() < 20
+
+
+def test_images_with_decoded_copies_are_not_decoded_again(
+    photos: Path, tmp_path: Path, decoded: list[str]
+) -> None:
+    copies = cached(open_dataset(photos), tmp_path / "pixels")
+    decoded.clear()
+    report = check(copies)
+    assert decoded == []
+    assert report.recalled == 0
+    assert not report.problems
+    assert check(photos).findings == report.findings
+
+
+def test_many_digests_are_remembered_and_follow_the_files(tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"{number:04}.bin") for number in range(LEAST_CACHED + 7)]
+    for number, path in enumerate(paths):
+        Path(path).write_bytes(b"%d" % number)
+    first = [*map(bytes, file_digests(paths))]
+    assert len(set(first)) == len(paths)
+    assert all(len(digest) == 32 for digest in first)
+    Path(paths[5]).write_bytes(b"x")
+    (tmp_path / "9999.bin").symlink_to("nowhere")
+    second = [*map(bytes, file_digests([*paths, str(tmp_path / "9999.bin")]))]
+    assert [index for index, digest in enumerate(first) if digest != second[index]] == [5]
+    assert second[:20] == [*map(bytes, file_digests(paths[:20]))]  # few files: hashed now

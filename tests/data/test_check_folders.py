@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -141,22 +137,3 @@ def test_files_that_are_replaced_and_lost_between_opening_and_looking(tmp_path: 
         "train/a/0.png": "missing",
         "train/a/1.png": "not a file",
     }
-
-
-@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
-def test_a_disk_that_fails_is_reported_by_image(tmp_path: Path) -> None:
-    root = folder(tmp_path / "data", COUNTS)
-    failing = root / "train" / "b" / "1.png"
-    out = tmp_path / "report.json"
-    command = [
-        "strace", "-f", "-qq", "-o", os.devnull, "-P", str(failing), "-e", "trace=read,pread64",
-        "-e", "inject=read,pread64:error=EIO", sys.executable, "-m", "vitkit", "check", str(root),
-        "--output", str(out),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if "ptrace" in done.stderr:
-        pytest.skip("strace may not trace here")
-    assert done.returncode == 2, done.stderr
-    (problem,) = json.loads(out.read_text())["problems"]
-    assert problem["name"] == "train/b/1.png"
-    assert "put/output" in problem["detail"]

@@ -63,16 +63,6 @@ def table(
     return path
 
 
-def test_labels_that_are_true_or_false_in_a_column_y(tmp_path: Path) -> None:
-    columns = pa.table({"image": IMAGES, "y": [True, False] * 4})
-    parquet.write_table(columns, tmp_path / "train.parquet")
-    dataset = open_dataset(tmp_path)
-    assert dataset.classes == ("False", "True")
-    assert dataset.splits["train"].labels.tolist() == [1, 0] * 4
-    parquet.write_table(columns.rename_columns(["image", "kind"]), tmp_path / "train.parquet")
-    assert "column called label, labels, fine_label" in refusal(tmp_path)
-
-
 @pytest.mark.parametrize("several", [False, True])
 def test_a_folder_of_save_to_disk(tmp_path: Path, several: bool) -> None:
     features = datasets.Features(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -15,7 +14,6 @@ import skimage.data
 from image_files import encode
 from PIL import ExifTags, Image
 
-import vitkit
 from vitkit import ImageError
 from vitkit.data.images import decode as jpeg
 from vitkit.data.images.decode import decode, decode_file
@@ -200,26 +198,3 @@ def test_huge_files_are_not_read_into_memory(monkeypatch, tmp_path: Path, fast) 
     monkeypatch.setattr(jpeg, "READ_AT_ONCE", 1000)
     np.testing.assert_array_equal(decode(path), expected)
     assert fast == [True, False]
-
-
-def test_it_is_imported_with_the_first_jpeg_alone() -> None:
-    code = (
-        "import sys, vitkit, vitkit.data.images.decode as d\n"
-        "assert 'simplejpeg' not in sys.modules\n"
-        "import io; from PIL import Image; s = io.BytesIO()\n"
-        "Image.new('RGB', (9, 9)).save(s, {!r})\n"
-        "d.decode(s.getvalue()); print('simplejpeg' in sys.modules)"
-    )
-    for format, expected in (("PNG", "False"), ("JPEG", "True")):
-        done = subprocess.run(
-            [sys.executable, "-c", code.format(format)], capture_output=True, text=True, check=True
-        )
-        assert done.stdout.strip() == expected
-
-
-def test_prediction_reads_the_same_image(with_and_without, tmp_path: Path) -> None:
-    path = tmp_path / "image.jpg"
-    path.write_bytes(KINDS["turned 6"])
-    preprocess = vitkit.Preprocess(image_size=64)
-    ours, pillows = with_and_without(lambda: preprocess(path))
-    assert bool((ours == pillows).all())

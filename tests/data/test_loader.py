@@ -1,4 +1,4 @@
-"""Order and augmentation are functions of (seed, epoch, index), whoever makes the batch."""
+"""Order and augmentation of batches are functions of (seed, epoch, index), whoever makes them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from vitkit import DataError, ImageError, LoaderError, Preprocess, open_dataset
+from vitkit.data.augmentation.pipeline import BatchTransform
 from vitkit.data.datasets.dataset import ArraySplit
 from vitkit.data.images.preprocess import fit
-from vitkit.data.loading.crop_flip import Augmentation
+from vitkit.data.loading.crop_flip import Augmentation, crop_box
 from vitkit.data.loading.loader import EvaluationBatches, TrainingSteps, batches
+from vitkit.randomness import Draw, uniform
 
 SMALL = Preprocess(image_size=16, fit="squash")
 EVERYTHING = Augmentation(flip=0.5, shift=2, crop_scale=0.3)
@@ -164,14 +167,6 @@ def test_the_workers_end_when_an_image_is_lost_though_the_error_is_kept(folder, 
     assert multiprocessing.active_children() == []
 
 
-def test_other_labels_leave_the_images_alone(folder):
-    for split in (folder.splits["train"], open_dataset("digits").splits["test"]):
-        turned = split.relabelled(1 - split.labels)
-        assert (turned.labels == 1 - split.labels).all()
-        assert (turned.read(3) == split.read(3)).all()
-        assert turned.name(3) == split.name(3)
-
-
 def test_a_loader_process_that_is_gone_is_named_and_all_are_ended(folder):
     arriving = batches(steps(folder.splits["train"]), range(100), workers=2)
     next(arriving)
@@ -180,3 +175,146 @@ def test_a_loader_process_that_is_gone_is_named_and_all_are_ended(folder):
     with pytest.raises(LoaderError, match=rf"^loader process \d+ {problem} for batch \d+$"):
         list(arriving)
     assert multiprocessing.active_children() == []
+
+
+SQUARE = Preprocess(image_size=12, fit="squash")
+CHANGED = Augmentation(flip=0.5, shift=1, crop_scale=0.5, aa="trivial", reprob=0.3)
+
+
+def repeated_steps(repeats: int, **settings: int) -> TrainingSteps:
+    draw = np.random.default_rng(0)
+    pixels = draw.integers(0, 256, (40, 16, 16, 3), dtype=np.uint8)
+    split = ArraySplit(pixels, np.arange(40) % 4, "noise")
+    return TrainingSteps(split, SQUARE, CHANGED, batch_size=8, seed=0, repeats=repeats, **settings)
+
+
+def epoch_of(source: TrainingSteps, epoch: int = 0) -> list[tuple[int, int]]:
+    """(index, view) of every place of an epoch."""
+    each = source.steps_per_epoch
+    shown = [source[step] for step in range(epoch * each, (epoch + 1) * each)]
+    assert {batch.epoch for batch in shown} == {epoch}
+    return [(int(i), int(v)) for b in shown for i, v in zip(b.indices, b.views, strict=True)]
+
+
+def test_every_image_comes_so_many_times_in_an_epoch_of_the_same_length():
+    once, thrice = repeated_steps(1), repeated_steps(3)
+    assert thrice.steps_per_epoch == once.steps_per_epoch == 5
+    order = [index for index, _ in epoch_of(once)]
+    assert epoch_of(once) == [(index, 0) for index in order]
+    assert epoch_of(thrice) == [(order[position // 3], position % 3) for position in range(40)]
+    others = {index for index, _ in epoch_of(thrice, 1)}
+    assert others != {index for index, _ in epoch_of(thrice)}
+
+
+def test_views_differ_and_the_first_is_the_one_of_old():
+    once, thrice = repeated_steps(1), repeated_steps(3)
+    feed = BatchTransform(SQUARE, torch.device("cpu"), CHANGED, seed=0)
+    seen = {}
+    for source in (once, thrice):
+        for step in range(5):
+            batch = source[step]
+            images = feed(batch, step).images
+            keys = zip(batch.indices.tolist(), batch.views.tolist(), strict=True)
+            for position, key in enumerate(keys):
+                known = seen.setdefault(key, (batch.pixels[position], images[position]))
+                assert torch.equal(known[0], batch.pixels[position])
+                torch.testing.assert_close(known[1], images[position], rtol=0, atol=1e-6)
+    differ = [
+        not torch.equal(seen[index, 0][0], seen[index, view][0]) for index, view in seen if view > 0
+    ]
+    assert np.mean(differ) > 0.95
+
+
+def test_workers_processes_and_parts_see_the_same_images():
+    source = repeated_steps(3)
+    here = [source[step] for step in range(4)]
+    for batch, same in zip(here, batches(source, range(4), workers=2), strict=True):
+        for name in ("pixels", "indices", "views"):
+            assert torch.equal(getattr(batch, name), getattr(same, name))
+    shares = [repeated_steps(3, rank=rank, world_size=2)[1] for rank in range(2)]
+    for rank, share in enumerate(shares):
+        assert torch.equal(share.views, here[1].views[rank::2])
+        assert torch.equal(share.pixels, here[1].pixels[rank::2])
+    parts = list(here[0].parts(2))
+    assert torch.equal(torch.stack([part.views for part in parts], 1).flatten(), here[0].views)
+    assert torch.equal(here[0].first(3).views, here[0].views[:3])
+
+
+def counting(count: int, size: int = 6) -> np.ndarray:
+    """Images whose every pixel tells its place: value = 10 * row + column + 1."""
+    rows, columns = np.mgrid[0:size, 0:size]
+    image = (10 * rows + columns + 1).astype(np.uint8)
+    return np.broadcast_to(image[None, :, :, None], (count, size, size, 1)).copy()
+
+
+def test_flips_are_mirror_images_at_the_asked_rate():
+    pixels, indices = counting(2000), np.arange(2000)
+    out = Augmentation(flip=0.3).flip_and_shift(pixels.copy(), 0, 0, indices)
+    flipped = (out[:, 0, 0, 0] == 6).sum()
+    mirrored = (out == pixels[:, :, ::-1]).all(axis=(1, 2, 3))
+    same = (out == pixels).all(axis=(1, 2, 3))
+    assert (mirrored | same).all()
+    assert mirrored.sum() == flipped
+    assert abs(flipped / 2000 - 0.3) < 0.04
+
+
+def test_shifts_move_whole_images_evenly_and_repeat_the_edge():
+    pixels, indices = counting(5000), np.arange(5000)
+    out = Augmentation(shift=2).flip_and_shift(pixels, 3, 1, indices)
+    centre = out[:, 2, 2, 0].astype(int) - 1  # row and column of what is now at (2, 2)
+    moves, counts = np.unique(
+        np.stack([centre // 10 - 2, centre % 10 - 2]), axis=1, return_counts=True
+    )
+    assert moves.shape[1] == 25
+    assert moves.min() == -2
+    assert moves.max() == 2
+    assert counts.min() > 130  # 200 expected of each of 25 moves
+    down_two = out[(centre // 10 == 0) & (centre % 10 == 2)][0, :, :, 0]
+    expected = np.concatenate([pixels[0, :1], pixels[0, :1], pixels[0, :4]])[..., 0]
+    np.testing.assert_array_equal(down_two, expected)
+
+
+@pytest.mark.parametrize("shape", [(40, 7, 9, 3), (40, 9, 7, 1), (40, 1, 2, 3)])
+@pytest.mark.parametrize("most", [0, 1, 4, 12])
+def test_flips_and_shifts_are_what_indexing_gives(shape: tuple[int, ...], most: int):
+    """Pixel by pixel, written the slow way; shifts of more than the size, too."""
+    batch, height, width, _ = shape
+    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    indices, given = np.arange(batch) * 7, pixels.copy()
+    out = Augmentation(flip=0.5, shift=most).flip_and_shift(pixels.copy(), 3, 2, indices)
+    flipped = uniform(3, 2, indices, Draw.FLIP) < 0.5
+    draws = uniform(3, 2, indices[None, :], Draw.SHIFT, np.arange(2)[:, None])
+    down, across = (draws * (2 * most + 1)).astype(int) - most
+    for n in range(batch):
+        rows = np.clip(np.arange(height) + down[n], 0, height - 1)
+        columns = np.clip(np.arange(width) + across[n], 0, width - 1)
+        image = given[n, :, ::-1] if flipped[n] else given[n]
+        np.testing.assert_array_equal(out[n], image[rows][:, columns])
+
+
+def test_augmentation_of_an_image_does_not_depend_on_its_batch():
+    pixels, indices = counting(50), np.arange(50)
+    whole = EVERYTHING.flip_and_shift(pixels.copy(), 0, 4, indices)
+    part = EVERYTHING.flip_and_shift(pixels[[7, 3]], 0, 4, np.array([7, 3]))
+    np.testing.assert_array_equal(part, whole[[7, 3]])
+
+
+def test_crops_keep_the_asked_area_and_shape_and_lie_inside():
+    for index in range(500):
+        left, top, right, bottom = crop_box((50, 80), 0.35, 0, 0, index)
+        assert 0 <= left < right <= 80
+        assert 0 <= top < bottom <= 50
+        width, height = right - left, bottom - top
+        assert 0.34 <= width * height / (50 * 80) <= 1.0 or (width, height) == (67, 50)
+        assert 0.72 <= width / height <= 1.38
+    boxes = {crop_box((50, 80), 0.35, 0, 0, index) for index in range(500)}
+    assert len(boxes) > 480
+
+
+def test_a_crop_that_fits_nowhere_is_the_middle_at_the_nearest_ratio():
+    assert crop_box((2, 1000), 0.9, 0, 0, 0) == (498, 0, 501, 2)  # 3 x 2, the nearest to 4:3
+    assert crop_box((1000, 300), 0.9, 0, 0, 0) == (0, 300, 300, 700)
+    assert crop_box((1, 1), 0.9, 0, 0, 0) == (0, 0, 1, 1)
+    for index in range(50):
+        left, top, right, bottom = crop_box((90, 900), 0.3, 0, 0, index)
+        assert (right - left) / (bottom - top) <= 1.38

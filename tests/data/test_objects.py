@@ -382,12 +382,3 @@ def test_a_dataset_that_changes_its_images_is_refused():
         DataError, match=r"Items/train\[3\] is another image than when .* transform"
     ):
         dataset.splits["train"].read(3)
-
-
-def test_a_missing_row_of_hugging_face_is_named():
-    hub = pytest.importorskip("datasets")
-    rows = {"image": [Image.fromarray(IMAGES[0]), None], "label": [0, None]}
-    features = hub.Features({"image": hub.Image(), "label": hub.Value("int64")})
-    data = hub.Dataset.from_dict(rows, features=features)
-    with pytest.raises(DataError, match=r"datasets/train\[1\] has no label"):
-        vitkit.open_dataset({"train": data})

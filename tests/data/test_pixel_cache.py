@@ -20,14 +20,13 @@ from processes import wait_until
 from shards import as_folder, samples, train_briefly
 
 import vitkit
-from vitkit import Dataset, ImageError, SettingError, TrainConfig, cli, open_dataset
+from vitkit import Dataset, ImageError, cli, open_dataset
 from vitkit.data.checks.check import check_dataset, drop_or_refuse_unreadable
 from vitkit.data.checks.scan import scan_split
 from vitkit.data.datasets import pixel_cache
 from vitkit.data.datasets.dataset import FileSplit
 from vitkit.data.datasets.pixel_cache import CachedSplit, cached
 from vitkit.data.datasets.splitting import with_validation
-from vitkit.training import train as session
 
 
 @pytest.fixture
@@ -278,22 +277,3 @@ def test_evaluation_takes_the_cache_of_training(
     assert seen == []
     assert cli.run(["eval", str(best), str(data), "--cache", "--split", "val"]) == 0
     assert len(seen) == 30  # the user's own is another one
-
-
-@pytest.mark.parametrize("flags", [["--cache"], ["--cache", "auto"], ["--cache={folder}"]])
-def test_the_flag_with_and_without_a_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]
-) -> None:
-    configs: list[TrainConfig] = []
-
-    def remember(config: TrainConfig) -> None:
-        configs.append(config)
-        raise SettingError("not trained")
-
-    monkeypatch.setattr(session, "train", remember)
-    flags = [flag.format(folder=tmp_path) for flag in flags]
-    for arguments in (["data", *flags], ["data", *flags, "--epochs", "3"]):
-        assert cli.run(["train", *arguments]) == 2
-    expected = str(tmp_path) if "=" in flags[0] else "auto"
-    assert [config.cache for config in configs] == [expected, expected]
-    assert [config.epochs for config in configs] == [None, 3]

@@ -1,17 +1,21 @@
-"""The evaluation transform, restated independently and pinned to exact numbers."""
+"""The evaluation transform, restated independently, the same wherever an image is read."""
 
 from __future__ import annotations
 
+import io
 import math
 
 import numpy as np
 import pytest
 import torch
+from image_files import RAMP, VARIANTS, encode, grey_tiff, ink_profile
 from PIL import Image
 
-from vitkit import Preprocess, ShapeError
+import vitkit
+from vitkit import ImageError, Preprocess, SettingError, ShapeError
 from vitkit.data.images.preprocess import fit, normalise, preprocess_images, squash, viewport
-from vitkit.data.loading.crop_flip import resized_crop
+from vitkit.data.loading.crop_flip import Augmentation, resized_crop
+from vitkit.data.loading.loader import EvaluationBatches, TrainingSteps
 
 RNG = np.random.default_rng(0)
 GREY = {"mean": (0.5,), "std": (0.5,)}
@@ -82,14 +86,6 @@ def test_squash_crop_takes_the_centre_of_the_whole_image() -> None:
     assert (top, left, height, width) == (2 * 50 / 32, 3 * 90 / 48, 28 * 50 / 32, 42 * 90 / 48)
 
 
-def test_an_image_of_the_right_size_is_returned_untouched() -> None:
-    grey = image(28, 28, 1)
-    preprocess = Preprocess(image_size=28, fit="squash", **GREY)
-    assert fit(grey, preprocess) is grey
-    colour = image(28, 28)
-    np.testing.assert_array_equal(fit(colour, Preprocess(image_size=28, crop_ratio=1.0)), colour)
-
-
 def test_grey_is_rec_601() -> None:
     colours = np.array([[[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255], [10, 100, 200]]])
     preprocess = Preprocess(image_size=(1, 5), fit="squash", **GREY)
@@ -138,12 +134,6 @@ def test_normalise_is_the_formula_in_float32_bit_by_bit() -> None:
         np.testing.assert_array_equal(images[c].ravel(), values)
 
 
-def test_normalise_leaves_its_input_alone() -> None:
-    pixels = torch.full((2, 3, 3, 1), 9, dtype=torch.uint8)
-    normalise(pixels, Preprocess(**GREY))
-    assert (pixels == 9).all()
-
-
 def test_a_batch_is_the_images_one_by_one() -> None:
     raw_images = [image(40, 50), image(64, 33), image(40, 40, 1)]
     preprocess = Preprocess(image_size=32)
@@ -182,3 +172,88 @@ def test_viewport_marks_the_pixels_that_fit_returns() -> None:
     assert fit(pixels, preprocess).mean() > 254
     outside = 255 - pixels
     assert fit(outside, preprocess).mean() < 1
+
+
+DRAW = np.random.default_rng(0)
+COLOUR = DRAW.integers(0, 256, (40, 57, 3), np.uint8)
+GREY_PIXELS = DRAW.integers(0, 256, (40, 57), np.uint8)
+
+
+@pytest.fixture
+def files(tmp_path):
+    for number, pixels in enumerate((COLOUR, GREY_PIXELS, COLOUR[::-1])):
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    return sorted(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("mean", [(0.5, 0.4, 0.3), (0.5,)])
+@pytest.mark.parametrize("fit", ["crop", "squash"])
+def test_preprocess_gives_what_a_predictor_gives_its_model(files, mean, fit):
+    preprocess = vitkit.Preprocess(image_size=32, mean=mean, std=mean, fit=fit)
+    received = []
+
+    def forward(images):
+        received.append(images)
+        return images.mean((2, 3))
+
+    vitkit.Predictor(forward, preprocess)(files)
+    (batch,) = received
+    assert torch.equal(preprocess([*files]), batch)
+    for row, file in zip(batch, files, strict=True):
+        assert torch.equal(preprocess(file), row)
+        assert torch.equal(preprocess(str(file)), row)
+        assert torch.equal(preprocess(Image.open(file)), row)
+        assert torch.equal(preprocess(file.read_bytes()), row)
+    assert torch.equal(preprocess(GREY_PIXELS), preprocess(GREY_PIXELS[..., None]))
+    assert preprocess(COLOUR).shape == (len(mean), 32, 32)
+
+
+@pytest.mark.parametrize(
+    ("image", "error", "words"),
+    [
+        ([], SettingError, "empty list"),
+        (np.zeros((4, 4, 3), np.float32), ImageError, "uint8, got \\(4, 4, 3\\) float32"),
+        (["a.png", COLOUR], ImageError, "a.png: missing"),
+        (
+            Image.new("RGB", (5, 0)),
+            ImageError,
+            "image: damaged: 0 x 5 pixels; expected",
+        ),
+        ([COLOUR, Image.new("L", (0, 5))], ImageError, "image 1: damaged: 5 x 0 pixels"),
+    ],
+)
+def test_what_is_no_image_is_refused_by_its_number(image, error, words):
+    with pytest.raises(error, match=words):
+        vitkit.Preprocess(image_size=32)(image)
+
+
+INKS = Image.fromarray(COLOUR).convert("CMYK")
+EXIF = Image.Exif()
+EXIF[0x0112] = 6
+UNUSUAL = {
+    **{kind: VARIANTS[kind] for kind in ("progressive JPEG", "lossless WEBP", "packed TIFF")},
+    "turned": encode(Image.fromarray(COLOUR), "JPEG", exif=EXIF),
+    "turned TIFF": encode(Image.fromarray(COLOUR), "TIFF", exif=EXIF),
+    "inks": encode(INKS, "JPEG", icc_profile=ink_profile()),
+    "alpha": encode(Image.fromarray(np.dstack([COLOUR, GREY_PIXELS])), "WEBP"),
+    "palette": encode(Image.fromarray(COLOUR).convert("P"), "PNG", transparency=3),
+    "1 bit": encode(Image.fromarray(GREY_PIXELS).convert("1"), "TIFF", compression="group4"),
+    "16 bits": grey_tiff(RAMP, 16),
+    "frames": encode(Image.fromarray(COLOUR), "GIF", save_all=True, append_images=[INKS]),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSUAL)
+def test_training_evaluation_and_prediction_see_the_same(tmp_path, kind):
+    content = UNUSUAL[kind]
+    (tmp_path / "image").write_bytes(content)
+    data = {"train": [(tmp_path / "image", 0), (tmp_path / "image", 1)]}
+    split = vitkit.open_dataset(data).splits["train"]
+    preprocess = vitkit.Preprocess(image_size=24)
+    expected = preprocess(content)
+    trained = TrainingSteps(split, preprocess, Augmentation(), batch_size=2, seed=0)[0]
+    evaluated = EvaluationBatches(split, preprocess, batch_size=2)[0]
+    for batch in (trained, evaluated):
+        assert torch.equal(batch.images(preprocess, torch.device("cpu"))[1], expected)
+    for image in (tmp_path / "image", str(tmp_path / "image"), Image.open(io.BytesIO(content))):
+        assert torch.equal(preprocess(image), expected)
