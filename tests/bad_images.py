@@ -13,8 +13,6 @@ import numpy as np
 from image_files import chunk, encode, grey_tiff, png, tiff
 from PIL import Image
 
-from vitkit.data.images.integrity import PILLOW_ERRORS
-
 Draw = np.random.Generator
 
 
@@ -208,15 +206,3 @@ def make_bad_folder(root: Path, bad: int, good: int, seed: int = 0) -> dict[str,
             place(root / name)
             expected[name] = reasons
     return expected
-
-
-def refused_by_header(path: Path) -> bool:
-    """A checker that opens images and does not decode them: the control of ours."""
-    if not path.is_file():
-        return True
-    try:
-        with Image.open(path) as image:
-            image.verify()
-    except PILLOW_ERRORS:
-        return True
-    return False

@@ -40,15 +40,6 @@ def test_randaugment_draws_every_operation_as_often_and_half_of_the_time():
     assert len(set(second)) == 16  # whatever the first layer was: fifteen operations, or none
 
 
-def test_a_draw_for_the_whole_batch_would_be_seen():
-    """Control: kornia's own RandAugment has one operation for a batch."""
-    for start in range(0, 600, 60):
-        names, values = drawn("rand-m9-mstd0.5-inc1")
-        assert len(set(names[0, start : start + 60])) > 8
-        turned = values[0, start : start + 600][names[0, start : start + 600] == "rotate"]
-        assert len(set(turned.tolist())) == len(turned) > 5
-
-
 def test_levels_are_normal_about_the_one_asked_for_and_end_at_ten():
     names, values = drawn("rand-m9-mstd0.5-inc1")
     angles = values[names == "rotate"]

@@ -44,19 +44,6 @@ def test_a_list_beside_the_folder_of_its_images(images: Path, tmp_path: Path) ->
     assert f"leads out of the folder {images}" in out
 
 
-def test_a_file_that_was_away_when_the_list_was_opened_is_read_once_it_is_back(
-    images: Path,
-) -> None:
-    away = images / "x" / "3.png"
-    content = away.read_bytes()
-    away.unlink()
-    dataset = open_dataset(listing(images, "path,label,split\nx/3.png,a,train\nx/4.png,b,train"))
-    with pytest.raises(ImageError, match=r"x/3\.png \(line 2\): missing: no such file"):
-        dataset.splits["train"].read(0)
-    away.write_bytes(content)
-    assert dataset.splits["train"].read(0).size
-
-
 def test_the_unicode_text_of_excel(images: Path) -> None:
     plain = open_dataset(listing(images, "path\tlabel\n" + ROWS.replace(",", "\t")))
     for encoding in ("utf-16", "utf-16-be"):

@@ -22,7 +22,6 @@ from vitkit.data.checks.scan import (
     THUMBNAIL_SIDE,
     nearest_copies,
     same_pixels,
-    summarise,
 )
 
 SIZE = (200, 160)
@@ -180,15 +179,6 @@ def test_groups_of_the_same_pixels() -> None:
     assert same_pixels(np.zeros((0, 2), np.uint64)) == []
 
 
-def test_the_hash_is_of_pixels_and_of_their_shape() -> None:
-    pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
-    hashes = {
-        tuple(summarise(image)[3].tolist())
-        for image in (pixels, pixels.reshape(4, 2, 3), pixels[::-1], np.asfortranarray(pixels))
-    }
-    assert len(hashes) == 3
-
-
 def test_one_image_under_two_labels(root: Path) -> None:
     content = (root / "train" / "cat" / "0.png").read_bytes()
     (root / "train" / "dog" / "zero.png").write_bytes(content)
@@ -208,19 +198,6 @@ def test_repeated_images_are_counted_once_each(root: Path) -> None:
     assert (repeated.count, repeated.split) == (2, "train")
     assert repeated.images == (("train/cat/0.png", "train/cat/a.png", "train/cat/b.png"),)
     assert findings_of(root, "leak") == findings_of(root, "two labels") == []
-
-
-def test_a_class_of_unreadable_images_is_an_empty_one(root: Path) -> None:
-    (root / "train" / "newt").mkdir()
-    (root / "train" / "newt" / "a.png").write_bytes(b"words")
-    (empty,) = findings_of(root, "empty class")
-    assert "'newt'" in empty.message
-
-
-def test_small_images_are_usual_where_all_are_small(tmp_path: Path) -> None:
-    assert check(open_dataset(folder(tmp_path, {"train/a": 4, "train/b": 4}))).findings == tuple(
-        f for f in check(tmp_path).findings if f.kind == "blank"
-    )
 
 
 def test_the_report_is_json_and_its_kinds_are_known(root: Path) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from image_files import folder, refusal
 from PIL import Image
-from shards import as_parquet, samples
 
 from vitkit import ImageError, open_dataset
 from vitkit.data.sources import huggingface
@@ -115,14 +114,6 @@ def test_one_file_without_splits_is_cut(tmp_path: Path) -> None:
     assert dataset.name == "data*"
     assert [len(split) for split in dataset.splits.values()] == [28, 4, 8]
     assert dataset.splits["test"].name(0).startswith("data*[")
-
-
-def test_a_folder_as_the_hub_has_it(tmp_path: Path) -> None:
-    as_parquet(tmp_path / "repository" / "data", samples())
-    dataset = open_dataset(tmp_path / "repository")
-    sizes = {name: len(split) for name, split in dataset.splits.items()}
-    assert sizes == {"train": 18, "val": 6, "test": 6}
-    assert dataset.splits["train"].name(9) == "repository/train[9]"
 
 
 def test_tables_beside_folders_of_images_are_not_read(tmp_path: Path) -> None:

@@ -19,9 +19,8 @@ from image_files import (
     save,
 )
 
-from vitkit import DataError, check, open_dataset
+from vitkit import check, open_dataset
 from vitkit.data.checks.check import drop_or_refuse_unreadable
-from vitkit.data.datasets.splitting import with_validation
 
 
 @pytest.mark.parametrize("val", ["val", "valid", "validation", "Val", "dev", "eval"])
@@ -89,14 +88,6 @@ def test_files_with_other_endings_are_counted(tmp_path: Path) -> None:
     severities = [order.index(finding.severity) for finding in report.findings]
     assert severities == sorted(severities)
     assert warning in drop_or_refuse_unreadable(dataset, "refuse")[1].warnings()
-
-
-def test_a_set_for_evaluation_only(tmp_path: Path) -> None:
-    dataset = open_dataset(folder(tmp_path, {"test/b": 2, "test/a": 1}))
-    assert set(dataset.splits) == {"test"}
-    assert dataset.classes == ("a", "b")
-    with pytest.raises(DataError, match="no train split; it has test"):
-        with_validation(dataset, 0.5)
 
 
 def test_numeric_class_names_are_in_natural_order(tmp_path: Path) -> None:
@@ -246,12 +237,6 @@ def test_what_is_not_read_is_noted(tmp_path: Path) -> None:
     assert "folders beside 'train', 'val' are not read: 'extra'" in notes
     assert "2 images outside the class folders not read" in notes
     assert "val has no images and is left out" in notes
-
-
-def test_two_validation_folders(tmp_path: Path) -> None:
-    message = refusal(folder(tmp_path, {"train/a": 1, "train/b": 1, "val/a": 1, "valid/b": 1}))
-    assert "'val'" in message
-    assert "'valid'" in message
 
 
 def test_links_out_of_the_root_are_refused_unless_followed(tmp_path: Path) -> None:

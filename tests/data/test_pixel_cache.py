@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import pickle
 import signal
 import threading
 import time
@@ -242,14 +241,6 @@ def test_images_in_memory_need_none(tmp_path: Path) -> None:
     assert dataset.splits == digits.splits
     assert "not needed, the images are in memory" in dataset.notes[-1]
     assert not (tmp_path / "c").exists()
-
-
-def test_the_mapping_does_not_travel(folder: Dataset, tmp_path: Path) -> None:
-    split = cached(folder, tmp_path / "c").splits["train"]
-    expected = split.read(2).copy()
-    sent = pickle.dumps(split.subset(np.array([2])))
-    assert len(sent) < 20_000
-    np.testing.assert_array_equal(pickle.loads(sent).read(0), expected)
 
 
 def test_a_run_with_a_cache_ends_as_one_without(tmp_path: Path) -> None:

@@ -145,16 +145,6 @@ def test_views_of_one_batch_are_those_of_batches_of_their_own(folder):
             assert torch.equal(alone.pixels[0], batch.pixels[row])
 
 
-def test_a_batch_is_resized_images_flipped_and_shifted(folder):
-    source = steps(folder.splits["train"], Augmentation(flip=0.5, crop_scale=0.4, shift=3))
-    batch = source[0]
-    indices = batch.indices.numpy()
-    resized = [source.augmentation.resize(source.split.read(int(index)), SMALL, 3, 0, int(index))
-               for index in indices]  # fmt: skip
-    expected = source.augmentation.flip_and_shift(np.stack(resized), 3, 0, indices)
-    np.testing.assert_array_equal(batch.pixels.numpy(), expected)
-
-
 def test_a_users_own_transform_has_whole_images(folder):
     split = folder.splits["train"]
     sizes = []

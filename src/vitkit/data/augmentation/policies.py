@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -209,8 +210,7 @@ def _matrices_of(
 Draws = Float64[np.ndarray, "L B"]
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """An operation and its value at a level t: start + t (end - start).
 
     Attributes:
@@ -338,15 +338,14 @@ class Policy:
             chosen = choice.argsort(axis=0, kind="stable")
         else:
             chosen = (choice * len(table)).astype(np.int64)
-        start = np.array([choice.start for choice in table])[chosen]
-        end = np.array([choice.end for choice in table])[chosen]
-        mirrored = np.array([choice.mirrored for choice in table])[chosen] & (side < 0.5)
-        values = start + np.where(mirrored, -1, 1) * (end - start) * self.levels(level)
+        columns = [*zip(*table, strict=True)]
+        names, start, end, mirrored = (np.array(column)[chosen] for column in columns[:4])
+        sign = np.where(mirrored & (side < 0.5), -1, 1)
+        values = start + sign * (end - start) * self.levels(level)
         # Some operations, such as posterize, have whole numbers as values.
         for number, row in enumerate(table):
             if row.rounded is not None:
                 values = np.where(chosen == number, row.rounded(values), values)
-        names = np.array([choice.operation for choice in table])[chosen]
         return np.where(applied < self.chance, names, IDENTITY), values
 
 

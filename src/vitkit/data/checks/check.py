@@ -148,9 +148,10 @@ def check(
 
 def open_corrected(data: DataSource, relabel: str | Path | None, **options: Any) -> Dataset:
     """Open data as `open_dataset` does, with the corrected labels of a file, if there is one."""
-    changes = None if relabel is None else read_label_changes(relabel)
-    dataset = open_dataset(data, **options)
-    return dataset if changes is None else with_corrections(dataset, changes)
+    if relabel is None:
+        return open_dataset(data, **options)
+    changes = read_label_changes(relabel)  # first: opening the data takes longer
+    return with_corrections(open_dataset(data, **options), changes)
 
 
 def drop_or_refuse_unreadable(
@@ -200,9 +201,13 @@ def _scan(
         return {}
     # The folder of the image files, or the name of a dataset of another kind; it only says which
     # file to look into: rows are found by the keys of the images.
-    folders = [split.folder() for split in splits.values()]
-    subjects = [os.path.realpath(folder) for folder in folders if folder is not None]
-    cache = FileCache("looks", (subjects or [dataset.name])[0], SCAN_ROW)
+    subject = dataset.name
+    for split in splits.values():
+        folder = split.folder()
+        if folder is not None:
+            subject = os.path.realpath(folder)
+            break
+    cache = FileCache("looks", subject, SCAN_ROW)
     scans = {}
     # An interrupted scan is kept, too: the next one continues after its last image.
     try:
@@ -290,12 +295,11 @@ def with_corrections(dataset: Dataset, changes: LabelChanges) -> Dataset:
         more = f" (and {len(problems) - 1:,} more lines)" if problems[1:] else ""
         raise DataError(f"--relabel {changes.name}, {problems[0]}{more}")
     counts: dict[str, int] = {}
-    for name, split in dataset.splits.items():
-        counts[name] = int((labels[name] != split.labels).sum())
-    counts = {name: count for name, count in counts.items() if count}
     splits = dict(dataset.splits)
-    for name in counts:
-        splits[name] = splits[name].relabelled(labels[name])
+    for name, split in dataset.splits.items():
+        if count := int((labels[name] != split.labels).sum()):
+            counts[name] = count
+            splits[name] = split.relabelled(labels[name])
     parts = ", ".join(f"{count:,} of {name}" for name, count in counts.items())
     note = f"{changes.name}: {plural(sum(counts.values()), 'label')} corrected"
     return dataclasses.replace(

@@ -53,13 +53,16 @@ class ArraySplit(Split):
     def in_memory(self) -> bool:
         return True
 
+    def _number(self, index: int) -> int:
+        if self.numbers is None:
+            return index
+        return int(self.numbers[index])
+
     def name(self, index: int) -> str:
-        number = index if self.numbers is None else self.numbers[index]
-        return f"{self.origin}[{number}]"
+        return f"{self.origin}[{self._number(index)}]"
 
     def path(self, index: int) -> str:
-        number = index if self.numbers is None else self.numbers[index]
-        return numbered_path(self.origin, int(number))
+        return numbered_path(self.origin, self._number(index))
 
     def read(self, index: int) -> UInt8[np.ndarray, "H W C"]:
         return self.images[index]

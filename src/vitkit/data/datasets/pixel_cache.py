@@ -108,7 +108,9 @@ class PixelFile:
         # Opened for each image: it takes microseconds, and no file is shared between processes.
         start = int(self.starts[number])
         pixels = np.fromfile(self.path, np.uint8, math.prod(shape), offset=start)
-        return pixels.reshape(shape) if zlib.crc32(pixels.data) == self.checksums[number] else None
+        if zlib.crc32(pixels.data) != self.checksums[number]:
+            return None
+        return pixels.reshape(shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,10 +267,12 @@ def file_digests(paths: Sequence[str]) -> UInt8[np.ndarray, "N 32"]:
     known &= _has_content(rows["sha256"])
     new = np.flatnonzero(~known)
     groups = [new[start : start + DIGEST_GROUP] for start in range(0, len(new), DIGEST_GROUP)]
-    chosen = ([paths[index] for index in group] for group in groups)
+
+    def digest(group: Int64[np.ndarray, " M"]) -> None:
+        rows["sha256"][group] = _digests([*map(paths.__getitem__, group)])
+
     with ThreadPoolExecutor(min(HASHING_THREADS, available_cores())) as pool:
-        for group, digests in zip(groups, pool.map(_digests, chosen), strict=True):
-            rows["sha256"][group] = digests
+        [*pool.map(digest, groups)]
     # `rows` and `known` are shared with the cache: what is marked as known is saved.
     known[:] = _has_content(rows["sha256"])
     cache.save()

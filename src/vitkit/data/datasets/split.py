@@ -212,5 +212,5 @@ def csv_rows(path: Path, where: str) -> Iterator[tuple[int, list[str]]]:
     except (OSError, UnicodeError, csv.Error) as error:
         problem = f"not a CSV file in UTF-8 or UTF-16 from line {line + 1} on: {error}"
         if isinstance(error, OSError):
-            problem = f"cannot be read: {str(error.strerror).lower()}; {nearest_parent(path)}"
+            problem = f"{str(error.strerror).lower()}; {nearest_parent(path)}"
         raise DataError(f"{where}: {problem}") from None

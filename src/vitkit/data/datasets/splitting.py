@@ -431,12 +431,16 @@ def _dataset(
     name: str, classes: tuple[str, ...], parts: dict[str, NamedImages], notes: list[str]
 ) -> Dataset:
     # The fingerprint is of the images as they were opened, before any cut.
-    marks = {split: (part.images.labels, part.digests) for split, part in parts.items()}
+    marks = {}
+    for split, part in parts.items():
+        marks[split] = (part.images.labels, part.digests)
     mark = dataset_fingerprint(classes, marks)
     if POOL not in parts:
         # Training comes first, whatever the order of the source.
         splits = {split: parts[split].images for split in POOL_FRACTIONS if split in parts}
-        copies = first_copies(parts["train"].digests) if "train" in parts else None
+        copies = None
+        if "train" in parts:
+            copies = first_copies(parts["train"].digests)
         return Dataset(name, classes, splits, mark, tuple(notes), first_copies=copies)
     # Cut 70/10/20, stratified, seed 0, by the images' own SHA-256: their order does not matter.
     whole = parts[POOL].images
@@ -446,16 +450,18 @@ def _dataset(
     shares = tuple(POOL_FRACTIONS.values())
     cut = stratified_split(whole.labels, shares, 0, keys)
     mark = _marked(mark, cut, stratified_split(whole.labels, shares, 0, keys, together=False))
-    by_name = dict(zip(POOL_FRACTIONS, cut, strict=True))
-    sizes = ", ".join(f"{len(indices):,} {split}" for split, indices in by_name.items())
-    notes.append(f"no splits: divided 70/10/20 by class and image hash, seed 0: {sizes}")
-    splits = {split: whole.subset(indices) for split, indices in by_name.items() if len(indices)}
+    splits, sizes = {}, []
+    for split, indices in zip(POOL_FRACTIONS, cut, strict=True):
+        sizes.append(f"{len(indices):,} {split}")
+        if len(indices):
+            splits[split] = whole.subset(indices)
+    notes.append(f"no splits: divided 70/10/20 by class and image hash, seed 0: {', '.join(sizes)}")
     return Dataset(name, classes, splits, mark, tuple(notes), cut=True)
 
 
 def _numbered(part: NamedImages, classes: Sequence[str]) -> NamedImages:
-    number = {name: index for index, name in enumerate(classes)}
-    labels = np.array([number[name] for name in part.names], np.int64)
+    number = dict(zip(classes, range(len(classes)), strict=True))
+    labels = np.array([*map(number.__getitem__, part.names)], np.int64)
     return NamedImages(part.images.relabelled(labels), part.names, part.digests)
 
 

@@ -102,7 +102,9 @@ def steps_of_epoch(images: int, batch_size: int, *, fill: bool = False) -> int:
         batch_size: images of a step.
         fill: images that do not fill a batch make one more, with others of the epoch.
     """
-    return -(-images // batch_size) if fill else images // batch_size
+    if fill:
+        return -(-images // batch_size)
+    return images // batch_size
 
 
 def sizes_of_epochs(sizes: Sequence[int], epochs: int) -> tuple[int, ...]:

@@ -167,8 +167,10 @@ def _parse_row(
         needs_labels: a row without a label is a problem.
     """
     path, label, split = cells["path"], cells.get("label", ""), cells.get("split")
-    if not path or (needs_labels and not label):
-        return "no label" if path else "no path"
+    if not path:
+        return "no path"
+    if needs_labels and not label:
+        return "no label"
     if split is not None and split.casefold() not in SPLIT_WORDS:
         return f"split {split!r}; expected train, val or test"
     # Lexically: `..` behind a link must not lead out of the folder.

@@ -164,7 +164,7 @@ def _leaves(link: str, real_root: str) -> bool:
 def refuse_run_folder(folder: Path) -> None:
     """Raise `DataError` for the folder of a run."""
     config = folder / "config.yaml"
-    has_run = any(os.path.isdir(folder / part) for part in ("weights", "state"))
+    has_run = os.path.isdir(folder / "weights") or os.path.isdir(folder / "state")
     if not config.is_file() or not has_run or os.path.isdir(folder / "train"):
         return
     raise DataError(
@@ -201,16 +201,22 @@ def open_folder(
     folders, notes = _split_folders(root, listing)
     parents: dict[str, PathParts] = {split: (name,) for split, name in folders.items()}
     parents = parents or {POOL: ()}
-    images = {split: listing.images_by_class(parent) for split, parent in parents.items()}
-    names = {split: listing.children(parent) for split, parent in parents.items()}
+    images: dict[str, dict[str, list[PathParts]]] = {}
+    names: dict[str, tuple[str, ...]] = {}
+    for split, parent in parents.items():
+        images[split] = listing.images_by_class(parent)
+        names[split] = listing.children(parent)
     training = next(iter(parents))
     classes = natural_order(set().union(*names.values()))
     if training in (POOL, "train"):
         classes = names[training]
     if training in (POOL, "train") or not any(images.values()):
         _refuse_too_few(root, parents[training], images[training])
-    parts = {split: _part(root, by_class, classes) for split, by_class in images.items()}
-    notes += [f"{split} has no images and is left out" for split in parts if not images[split]]
+    parts: dict[str, NamedImages] = {}
+    for split, by_class in images.items():
+        parts[split] = _part(root, by_class, classes)
+        if not by_class:
+            notes.append(f"{split} has no images and is left out")
     # Images beside the class folders, at the top or in a split's folder, have no class.
     read = {*folders.values()}
     stray = 0

@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -79,8 +80,8 @@ class ObjectData:
 
     def with_classes(self, classes: Sequence[str]) -> ObjectData:
         """Name the class numbers by `classes`, where the data have nothing but numbers."""
-        labels = {label for part in self.parts.values() for label in part.labels}
-        is_named = self.classes or not all(isinstance(label, int) for label in labels)
+        labels = set[int | str]().union(*(part.labels for part in self.parts.values()))
+        is_named = self.classes or {*map(type, labels)} != {int}
         if is_named or {*map(str, labels)} <= {*classes}:
             return self
         return replace(self, classes=tuple(classes))
@@ -127,7 +128,7 @@ def _named(part: ObjectPart, classes: Sequence[str]) -> NamedImages:
                 f"{did_you_mean(str(label), classes)}"
             )
         names.append(name)
-    return NamedImages(part.images, names, [row.tobytes() for row in part.digests])
+    return NamedImages(part.images, names, [*map(bytes, part.digests)])
 
 
 def read_object(data: object, classes: Sequence[str] = ()) -> ObjectData:
@@ -141,19 +142,22 @@ def read_object(data: object, classes: Sequence[str] = ()) -> ObjectData:
         DataError: an object of another kind; items that cannot be used, by index; or classes that
             are no list of different names.
     """
-    tables = data if isinstance(data, Tables) else None
-    by_split = _by_split(data) if tables is None else tables.splits
-    notes: list[str] = [] if tables is None else [*tables.notes]
+    is_opened = isinstance(data, Tables)
+    given, notes = "", list[str]()
+    if isinstance(data, Tables):
+        by_split, given, notes = data.splits, data.name, [*data.notes]
+    else:
+        by_split = _by_split(data)
     parts: dict[str, ObjectPart] = {}
     names: dict[str, None] = {}
     for split, value in by_split.items():
-        name = _name(value) if tables is None else tables.name
+        name = given or _name(value)
         names[name] = None
         origin = f"{name}/{split}" if split else name
-        if tables is None and not is_hub_dataset(value):
+        if not is_opened and not is_hub_dataset(value):
             parts[split] = _part(value, origin)
             continue
-        rows = read_table(value, origin, is_opened=tables is not None)
+        rows = read_table(value, origin, is_opened=is_opened)
         # benchmarks may publish test images without labels; the other splits are complete
         if split == "test" and len(by_split) > 1 and {*rows.labels} == {None}:
             notes.append("test has no labels and is left out")
@@ -174,7 +178,7 @@ def read_object(data: object, classes: Sequence[str] = ()) -> ObjectData:
     return ObjectData("-".join(names), parts, known, tuple(notes))
 
 
-def _by_split(data: object) -> dict[str, Any]:
+def _by_split(data: object) -> Mapping[str, Any]:
     """Return the object of each split of a dict; `POOL` for any other object."""
     if not isinstance(data, Mapping):
         return {POOL: data}
@@ -183,7 +187,7 @@ def _by_split(data: object) -> dict[str, Any]:
         splits[SPLIT_WORDS.get(str(key).lower(), POOL)] = value
     if POOL in splits or not 0 < len(splits) == len(data):
         keys = [*map(str, data)]
-        near = did_you_mean(next((key for key in keys if key not in SPLIT_WORDS), ""), SPLIT_WORDS)
+        near = did_you_mean(next(filterfalse(SPLIT_WORDS.__contains__, keys), ""), SPLIT_WORDS)
         raise DataError(f"a dict of {keys}{near}; expected train, val and test, each at most once")
     return splits
 
@@ -340,8 +344,8 @@ def _image_and_label(items: MapStyle, index: int, name: str) -> tuple[Any, Any]:
     except Exception as error:  # whatever a user's own dataset raises
         raise DataError(f"{name} raised {type(error).__name__}: {error}") from error
     if isinstance(item, Mapping):
-        image = next((key for key in IMAGE_NAMES if key in item), None)
-        label = next((key for key in LABEL_NAMES if key in item), None)
+        image = next(filter(item.__contains__, IMAGE_NAMES), None)
+        label = next(filter(item.__contains__, LABEL_NAMES), None)
         if image is not None and label is not None:
             return item[image], item[label]
         raise DataError(
@@ -436,5 +440,6 @@ def _classes_of(data: Any) -> tuple[str, ...]:
     while not hasattr(data, "classes") and hasattr(data, "dataset"):
         data = data.dataset
     own = getattr(data, "classes", ())
-    is_names = isinstance(own, list | tuple) and all(isinstance(name, str) for name in own)
-    return tuple(own) if is_names else ()
+    if isinstance(own, list | tuple) and all(isinstance(name, str) for name in own):
+        return tuple(own)
+    return ()

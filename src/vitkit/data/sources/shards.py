@@ -79,7 +79,8 @@ def open_webdataset(address: str, *, ignore_extra_classes: bool = False) -> Data
     for split, chosen in files_by_split([shard.name for shard in shards], where).items():
         parts[split] = _part([shards[i] for i in chosen])
     ignored = itertools.chain(*(shard.contents.texts["ignored"] for shard in shards))
-    if skipped := sum(kind != "folders" for kind in ignored):
+    skipped = sum(kind != "folders" for kind in ignored)
+    if skipped:
         notes.append(f"skipped in the shards: {skipped:,} links, devices and the like")
     return assemble(name, where, parts, ignore_extra_classes=ignore_extra_classes, notes=notes)
 
@@ -361,9 +362,10 @@ def _expand(pattern: str) -> Iterator[str]:
         yield pattern
         return
     choices: Iterator[str] = iter(match[1].split(","))
-    if numbers := RANGE.fullmatch(match[1]):
+    numbers = RANGE.fullmatch(match[1])
+    if numbers is not None:
         # Leading zeros of the first number give the width of all.
-        width = len(numbers[1]) if numbers[1].startswith("0") else 0
+        width = len(numbers[1]) * numbers[1].startswith("0")
         choices = (str(n).zfill(width) for n in range(int(numbers[1]), int(numbers[2]) + 1))
     for choice in choices:
         yield from _expand(pattern[: match.start()] + choice + pattern[match.end() :])
