@@ -11,13 +11,12 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from torch.nn import functional as F
-from training.starts import DIGITS, a_checkpoint, log_of, train
+from training.starts import a_checkpoint, log_of, train
 
 import vitkit
-from vitkit import DataError, SettingError, TrainConfig, open_dataset
+from vitkit import DataError, SettingError, open_dataset
 from vitkit.evaluation.features import extract_features, fit_linear, knn
 from vitkit.training.finish import among_voted
-from vitkit.training.plan import make_plan
 
 
 def blobs(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -137,16 +136,6 @@ def test_a_linear_probe_leaves_a_checkpoint_like_any_other(tmp_path, fields):
     second = train(tmp_path / "second", **settings)
     assert "features of train: 1,294 x 16, from" in log_of(second.run)
     assert second.metrics["val"] == result.metrics["val"]
-
-
-@pytest.mark.parametrize("probe", ["linear", "knn", None])
-def test_only_a_run_that_keeps_the_head_says_so(tmp_path, probe):
-    """A probe fits one of its own, or has no use for one."""
-    a_checkpoint(tmp_path / "a.safetensors", classes=DIGITS)
-    asked = {"pretrained": tmp_path / "a.safetensors", "probe": probe}
-    plan = make_plan(TrainConfig(data="digits", **asked))
-    lines = [line for line in plan.notes if "head" in line]
-    assert lines == ([] if probe else ["the head is kept: its 10 classes are the data's"])
 
 
 def test_nearest_neighbours_are_looked_at_and_nothing_is_written(tmp_path):

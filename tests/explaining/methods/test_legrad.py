@@ -63,3 +63,14 @@ def test_a_layer_s_tokens_are_freed_before_the_next(monkeypatch):
     monkeypatch.setattr(vitkit.Record, "keep", count)
     LEGRAD(model, images, classes=CLASSES)
     assert kept == [1] * 6
+
+
+@pytest.mark.parametrize("method", ["legrad", "gradient-rollout"])
+def test_gradients_are_balanced_unless_plain_ones_are_asked_for(method):
+    model, images, compute = variant("registers"), noise_images(), METHODS[method].compute
+    usual = compute(model, images, classes=CLASSES)
+    assert torch.equal(compute(model, images, classes=CLASSES, gradients="balanced"), usual)
+    plain = compute(model, images, classes=CLASSES, gradients="plain")
+    assert (plain - usual).abs().max() > 1e-3 * usual.max()
+    with pytest.raises(vitkit.SettingError, match=r"gradients = 'steep': must be plain"):
+        compute(model, images, classes=CLASSES, gradients="steep")
