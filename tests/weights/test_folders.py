@@ -222,22 +222,6 @@ def test_names_of_the_hub_are_those_of_transformers(tmp_path, monkeypatch):
         vitkit.ViT.from_pretrained("me/bees.safetensors")
 
 
-def test_backbones_take_pretrained_weights(tmp_path):
-    own = with_origin(tmp_path)
-    sizes = {"image_size": 32, "patch_size": 8, "width": 64, "num_heads": 2, "depth": 2,
-             "mlp_width": 96}  # fmt: skip
-    backbone = vitkit.create_model(
-        "vit_tiny_patch16_224", pretrained=tmp_path / "own.safetensors", features_only=True,
-        out_indices=[0], **sizes,
-    )  # fmt: skip
-    assert not backbone.training
-    expected = own.forward_intermediates(IMAGES, [0], intermediates_only=True)
-    assert torch.equal(backbone(IMAGES)[0], expected[0])
-    assert backbone.model.origin.preprocess == PIXELS
-    with pytest.raises(vitkit.SettingError, match="layer 7 does not exist; layers are 0 to 1"):
-        vitkit.create_model("vit_tiny_patch16_224", features_only=True, out_indices=[7], **sizes)
-
-
 def test_lists_of_names_by_several_patterns():
     listed = vitkit.list_models
     assert listed(

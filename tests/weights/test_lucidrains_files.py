@@ -21,7 +21,7 @@ def test_their_simple_model_is_computed_by_ours(tmp_path):
     assert checkpoint.model.spec.positions == "sincos_2d"
     guessed = vitkit.load(tmp_path / "vit.pt", trust_pickle=True)
     assert guessed.model.spec.image_size == (256, 256)
-    assert any("image_size (256, 256) is a guess" in w for w in guessed.metadata["warnings"])
+    assert any("image_size 256 x 256" in w for w in guessed.metadata["warnings"])
 
 
 @pytest.mark.parametrize("overrides", [{"num_heads": 4}, {"head_width": 48}, {}])

@@ -18,8 +18,10 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from io import BufferedReader, FileIO
@@ -30,6 +32,11 @@ import numpy as np
 from jaxtyping import Bool, UInt64
 
 from vitkit.randomness import hash64
+
+UNFINISHED = ".unfinished-"
+"""Start of the names of folders in which files are written."""
+LONGEST_WRITE = 24 * 3600
+"""Seconds after which such a folder is one of a process that was killed."""
 
 
 def cache_folder() -> Path:
@@ -76,8 +83,11 @@ def caching(folder: Path, *, unhashed: Sequence[str] = ()) -> Iterator[Path]:
         OSError: it cannot be written; `folder` has no new file that counts as whole.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(f"{UNFINISHED}*"):  # by a process that was killed
+        if time.time() - left.stat().st_mtime > LONGEST_WRITE:
+            shutil.rmtree(left, ignore_errors=True)
     # deleted after Ctrl-C, too
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".") as name:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=UNFINISHED) as name:
         yield Path(name)
         for file in sorted(Path(name).iterdir()):
             if file.name not in unhashed:

@@ -139,17 +139,11 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     block = _THEIRS.format(i=0)
     if not is_simple and f"{block}0.to_out.0.weight" not in shapes:
         given = {"num_heads": 1, **given}  # only a single head goes without projection
-    warnings = [
-        "mean and std 0.5 are a guess: files of this format do not state how images are normalised"
-    ]
     size = given.get("image_size")
     if not is_simple:
         size = shared.image_size(shapes["pos_embedding"][-2], int(class_token), patch, size)
     elif size is None:
         size = tuple(256 // side * side for side in patch)  # 256 is the size in its README
-        warnings.append(
-            f"image_size {size} is a guess; if it is another, {shared.how_to_state('image_size')}"
-        )
     pooling = given.get("pooling", "cls" if class_token else "mean")
     head = "linear_head.weight" if is_simple else "mlp_head.weight"
     fields = {
@@ -173,7 +167,7 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     for name in ("num_heads", "head_width"):
         if name in given:
             given[name] = fields[name]
-    return shared.finish(fields, given, shared.HALF_MEAN, usual=usual, warnings=tuple(warnings))
+    return shared.finish(fields, given, shared.HALF_MEAN, usual=usual)
 
 
 def _channels_and_patch(values: int, given: Mapping[str, Any]) -> tuple[int, tuple[int, int]]:

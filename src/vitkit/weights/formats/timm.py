@@ -228,9 +228,7 @@ def infer_with_defaults(
         line = f"{len(classes)} class names do not match {fields['num_classes']} logits"
         stated = stated._replace(warnings=(*stated.warnings, f"{line} and are left out"))
         classes = ()
-    certain, guessed, warnings = _position_fields(
-        header, fields, overrides, {**stated.fields, **overrides}
-    )
+    certain, guessed = _position_fields(header, fields, overrides, {**stated.fields, **overrides})
     fields |= certain
     is_rotary = guessed.get("positions") == "rope"
     usual = {**_usual_fields(shapes, fields, is_rotary), **defaults, **guessed}
@@ -254,7 +252,7 @@ def infer_with_defaults(
         stored=stored | ({"preprocess"} if states_images else set()),
         usual=(usual.keys() - fields.keys()) | {"preprocess"},
         classes=classes,
-        warnings=(*stated.warnings, *warnings),
+        warnings=stated.warnings,
     )
 
 
@@ -326,7 +324,7 @@ def _position_fields(
     fields: Mapping[str, Any],
     overrides: Mapping[str, Any],
     given: Mapping[str, Any],
-) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Infer positions and image size.
 
     Args:
@@ -336,12 +334,12 @@ def _position_fields(
         given: fields of the user and of `config.json`.
 
     Returns:
-        Fields that follow from shapes, fields that are only probable, and warnings.
+        Fields that follow from shapes, and fields that are only probable.
     """
     patch = fields["patch_size"]
     table = header.shapes.get("pos_embed")  # (1, rows, D)
     if table is None:
-        return {}, *_without_table(header, fields, given)
+        return {}, _without_table(header, fields, given)
     # Its own class name, as timm's training writes it, and a full bias mean Perception Encoder.
     is_named_eva = timm_config.architecture_name(header) == "eva"
     is_eva02 = fields["mlp"] != "plain" and fields["qkv_bias"] == "no_key"
@@ -371,12 +369,7 @@ def _position_fields(
     (guessed if is_open else certain)["positions_cover_prefix"] = prefix == 0 or covers_prefix
     # A square number of rows does not prove a square image.
     (guessed if requested is None else certain)["image_size"] = size
-    warnings = [
-        f"{rows} rows of positions form a square grid with and without the {prefix} prefix "
-        f"tokens; image_size {size[0]} x {size[1]} is assumed; if it is another, "
-        f"{shared.how_to_state('image_size')}"
-    ]
-    return certain, guessed, warnings if is_open else []
+    return certain, guessed
 
 
 def _is_square(number: int) -> bool:
@@ -385,22 +378,14 @@ def _is_square(number: int) -> bool:
 
 def _without_table(
     header: Header, fields: Mapping[str, Any], given: Mapping[str, Any]
-) -> tuple[dict[str, Any], list[str]]:
-    """Guess the fields of a file without position table: rotary positions, or none."""
-    positions, usual_side, kind = "none", 224, "'none'"
-    if _is_eva_file(header):
-        positions, usual_side, kind = "rope", 256, "'rope' (as in DINOv3)"
-    size = tuple((usual_side // side or 1) * side for side in fields["patch_size"])
-    guessed = {"positions": positions, "image_size": size}
-    if "positions" in given:
-        return guessed, []
-    if positions == "rope" and fields["qkv_bias"] is True:
+) -> dict[str, Any]:
+    """Guess the fields of a file without position table: rotary positions as DINOv3's, or none."""
+    is_rotary = _is_eva_file(header)
+    if is_rotary and "positions" not in given and fields["qkv_bias"] is True:
         raise CheckpointError("rotary positions other than DINOv3's are not supported")
-    warning = (
-        f"the file has no table of positions; positions={kind} is assumed; pass positions= if the "
-        "model has others"
-    )
-    return guessed, [warning]
+    usual_side = 256 if is_rotary else 224
+    size = tuple((usual_side // side or 1) * side for side in fields["patch_size"])
+    return {"positions": "rope" if is_rotary else "none", "image_size": size}
 
 
 def _usual_fields(shapes: Shapes, fields: Mapping[str, Any], is_rotary: bool) -> dict[str, Any]:
