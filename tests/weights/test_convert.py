@@ -61,6 +61,7 @@ def test_what_no_header_can_hold_is_in_the_report_instead(tmp_path):
                       preprocess=vitkit.Preprocess(image_size=32, mean=(0.1,) * 3))  # fmt: skip
     report = vitkit.convert(own, tmp_path / "model.npz", to="google")
     assert report.max_difference <= 1e-6
+    assert any("size before the crop [35, 35]" in note for note in report.notes)
     assert any("mean [0.1, 0.1, 0.1]" in note for note in report.notes)
     assert "the file cannot store the 7 class names" in report.notes
 

@@ -187,7 +187,7 @@ def _not_stored(
     lost = [f"{name} = {value!r}: pass it when loading" for name, value in not_stored.items()]
     # Preprocessing that a reader of the files would get differently.
     before, after = _resizing(checkpoint.preprocess), _resizing(found.preprocess)
-    differing = [f"{name} {value}" for name, value in before.items() if value != after[name]]
+    differing = [f"{name} {value}" for name, value in before.items() if value != after.get(name)]
     if differing:
         lost.append(f"this part of the preprocessing: {', '.join(differing)}")
     if checkpoint.temperature != 1.0:
