@@ -295,9 +295,9 @@ def test_inspect_shows_what_a_vitkit_file_says_of_its_training(tmp_path, capsys)
     assert cli.run(["inspect", str(path)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "classes (7, stored): class 0, class 1," in text
-    assert "recipe: data digits, lr 0.001, mixup 0, spec.depth 2" in text
-    assert "metrics: test.top1 0.987654" in text
-    assert r"data: name di\x1bgits" in text
+    assert 'recipe: {"data": "digits", "lr": 0.001, "mixup": 0.0, "spec": {"depth": 2}' in text
+    assert 'metrics: {"test": {"top1": 0.987654321}}' in text
+    assert "\x1b" not in text
     assert cli.run(["inspect", str(path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["metadata"]["metrics"] == {"test": {"top1": 0.987654321}}
