@@ -47,14 +47,6 @@ def test_every_kind_of_image_gives_the_same_prediction(checkpoint, images, tmp_p
     assert len({each.label for each in predictor(kinds)}) == 1
 
 
-def test_predictions_come_in_order_whatever_the_batch(checkpoint, images):
-    whole = vitkit.Predictor.from_checkpoint(checkpoint).logits(images)
-    for size in (1, 2, 5):
-        predictor = vitkit.Predictor.from_checkpoint(checkpoint, batch_size=size)
-        torch.testing.assert_close(predictor.logits(images), whole, rtol=1e-5, atol=1e-5)
-    assert vitkit.Predictor.from_checkpoint(checkpoint)([]) == []
-
-
 def test_top_k_is_the_softmax_sorted(checkpoint, images):
     predictor = vitkit.Predictor.from_checkpoint(checkpoint)
     for each, logits in zip(predictor(images, top_k=99), predictor.logits(images), strict=True):
@@ -232,13 +224,6 @@ def test_a_model_of_half_precision_predicts_and_embeds_nearly_the_same(checkpoin
     assert 0 < (exact - rough).abs().max() < 0.1 * exact.abs().max()
     features = vitkit.embed(checkpoint, images)
     assert np.abs(features - vitkit.embed(half, images)).max() < 0.1 * np.abs(features).max()
-
-
-@pytest.mark.usefixtures("wrong_types_come_in")
-def test_a_device_of_torch_is_one_by_its_name(checkpoint, images):
-    named = vitkit.Predictor.from_checkpoint(checkpoint, device="cpu")
-    given = vitkit.Predictor.from_checkpoint(checkpoint, device=torch.device("cpu"))
-    assert torch.equal(given.logits(images), named.logits(images))
 
 
 def test_embed_is_what_the_head_reads(checkpoint, images):

@@ -70,17 +70,6 @@ def test_an_undecodable_image_is_named_before_the_first_step(complaint, tmp_path
     assert stored["train"] + stored["val"] == 11
 
 
-def test_a_link_to_no_file_is_a_missing_image(headed, complaint, capsys):
-    Image.new("L", (8, 8)).save("a.png")
-    Path("b.png").symlink_to("gone.png")
-    message = complaint("predict", headed, "b.png")
-    assert "b.png: no such image; this link leads to gone.png, which is gone" in message
-    assert cli.run(["predict", headed, "b.png", "a.png"]) == 2
-    out, err = capsys.readouterr()
-    assert out.startswith("a.png: ")
-    assert err.startswith("vitkit: b.png: missing: no such file")
-
-
 def test_data_without_a_split_to_evaluate_on_names_what_it_has(complaint, tmp_path):
     save_tiny(tmp_path / "m.safetensors", ("ant", "bee"))
     root = folder(tmp_path / "d", "train/ant", "train/bee")
@@ -148,14 +137,3 @@ def test_names_that_would_move_a_cursor_are_printed_escaped(headed, tmp_path, ca
     printed = capsys.readouterr().out
     assert "\x1b" not in printed
     assert "\\x1b[2J 0." in printed
-
-
-def test_a_tag_is_that_of_a_published_checkpoint():
-    with torch.device("meta"):
-        model = vitkit.create_model("vit_tiny_patch16_224.augreg_in21k")
-        assert model.spec.num_classes == 21_843
-        assert vitkit.create_model("vit_tiny_patch16_224").spec.num_classes == 1000
-    with pytest.raises(
-        vitkit.SettingError, match=r"vit_tiny_patch16_224 has no checkpoint 'nonsense'"
-    ):
-        vitkit.create_model("vit_tiny_patch16_224.nonsense")

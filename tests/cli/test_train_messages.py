@@ -102,14 +102,6 @@ def test_other_data_of_a_resumed_run_are_named(place, capsys):
     assert "restore them" in text
 
 
-def _error(words: list[str]) -> str:
-    with pytest.MonkeyPatch.context() as patch:
-        written: list[str] = []
-        patch.setattr("sys.stderr.write", written.append)
-        assert cli.run(["train", *words]) == 2
-    return "".join(written)
-
-
 def test_show_batch_draws_the_first_batch_and_trains_nothing(place, capsys):
     before = {path for path in place.rglob("*") if path.is_file()}
     text = train(capsys, "photos", *TINY, "--show-batch")
@@ -120,7 +112,8 @@ def test_show_batch_draws_the_first_batch_and_trains_nothing(place, capsys):
     figure = vitkit.show_batch("photos", spec={"patch_size": 4, "width": 8, "depth": 1,
                                                "num_heads": 1}, batch_size=6)  # fmt: skip
     assert figure.texts[0].get_text() == f"{first}\n{second}"
-    text = train(capsys, "photos", *TINY, "--show-batch", "--grad-accum-steps", "2")
+    words = ["photos", *TINY, "--show-batch"]
+    text = train(capsys, *words, "--grad-accum-steps", "2", "--overwrite")
     assert "photos: first training batch, part 1 of 2, 3 images" in text
     # pixels of 0 to 255 are normalised with mean and standard deviation 0.5
     found = re.fullmatch(
@@ -132,13 +125,9 @@ def test_show_batch_draws_the_first_batch_and_trains_nothing(place, capsys):
     expected = [shown.min(), shown.max(), shown.mean(), shown.std()]
     assert [float(number) for number in found.groups()] == pytest.approx(expected, abs=0.01)
     assert last == f"images: {place / 'show-batch.png'}"
-    # an earlier figure is replaced, another file is not
-    train(capsys, "photos", *TINY, "--show-batch")
     with Image.open("show-batch.png") as image:
         assert image.width > 500
-    Path("show-batch.png").write_bytes(b"mine")
-    assert "this file exists and is not a figure" in _error(["photos", *TINY, "--show-batch"])
-    assert Path("show-batch.png").read_bytes() == b"mine"
+    assert "show-batch.png: this file exists; choose" in train(capsys, *words, code=2)
 
 
 def test_images_of_one_class_that_are_mixed_have_one_label(place):

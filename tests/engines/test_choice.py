@@ -14,7 +14,6 @@ from tiny_checkpoint import save_noisy
 import vitkit
 from vitkit.data.datasets.splitting import with_validation
 from vitkit.engines import choose
-from vitkit.process import ChildError
 
 CLASSES = ["cat", "dog", "owl"]
 CRASHING = "import os, signal\nos.kill(os.getpid(), signal.SIGFPE)\n"
@@ -56,7 +55,7 @@ def predictor(checkpoint: str | vitkit.Checkpoint, lines: list[str], **options) 
     [
         pytest.param(CRASHING, "ended by SIGFPE", id="crashing", marks=pytest.mark.soak),
         pytest.param(
-            WRONG, "its logits differ by [0-9.]+ of their size; at most [0-9.]+", id="wrong"
+            WRONG, "its logits differ by [0-9.]+ of their spread; at most [0-9.]+", id="wrong"
         ),
     ],
 )
@@ -91,7 +90,7 @@ def test_auto_takes_the_shortest_time_with_the_start(checkpoint, monkeypatch):
     def run(function, name, request, *_, seconds: float) -> choose.Trial:
         tried.append(name)
         if name == "compile":
-            raise ChildError("no answer in 60 s")
+            raise choose.ChildError("no answer in 60 s")
         return choose.Trial(name, request.precision, *trials[name])
 
     monkeypatch.setattr(choose, "run_in_child", run)
@@ -110,7 +109,7 @@ def test_auto_takes_the_shortest_time_with_the_start(checkpoint, monkeypatch):
 
 def test_where_all_trials_fail_auto_is_torch(checkpoint, monkeypatch):
     def hang(*_, seconds: float) -> None:
-        raise ChildError(f"no answer in {seconds:.3g} s")
+        raise choose.ChildError(f"no answer in {seconds:.3g} s")
 
     monkeypatch.setattr(choose, "run_in_child", hang)
     lines: list[str] = []
@@ -144,16 +143,6 @@ def test_a_model_that_no_file_describes_is_not_tried(checkpoint):
     assert predictor(loaded, [], images=MANY).forward.name == "torch"
     with pytest.raises(vitkit.SettingError, match="engine openvino cannot be tried: the model: "):
         predictor(loaded, [], engine="openvino")
-
-
-def test_features_are_those_before_the_head(checkpoint):
-    model = vitkit.load(checkpoint).model
-    images = some_images(3)
-    features = vitkit.embed(checkpoint, images)
-    assert features.shape == (3, model.spec.width)
-    logits = vitkit.Predictor.from_checkpoint(checkpoint).logits(images)
-    with torch.inference_mode():
-        torch.testing.assert_close(model.head(torch.from_numpy(features)), logits)
 
 
 def test_bfloat16_changes_logits_a_little(checkpoint):
@@ -198,9 +187,9 @@ def test_agreement_has_bounds():
     logits = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
     for changed, precision, reason in (
         (logits + 1e-5, "float32", ""),
-        (logits + 1e-2, "float32", "at most 0.0001 is expected"),
+        (logits + 1e-2, "float32", "at most 0.001 is expected"),
         (logits * 1.01, "int8", ""),
-        (logits.flip(0), "bfloat16", "of their size; at most 0.045 is"),
+        (logits.flip(0), "bfloat16", "of their spread; at most 0.05 is"),
         (logits * float("nan"), "int8", "differ by nan"),
     ):
         found = choose.disagreement(changed, logits, precision)

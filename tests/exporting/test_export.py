@@ -18,9 +18,7 @@ from PIL import Image
 
 import vitkit
 from vitkit import cli
-from vitkit.engines import openvino_engine
 from vitkit.exporting import check, files
-from vitkit.exporting import export as export_module
 
 ENDINGS = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2", "aoti": ".pt2"}
 LATER = pytest.mark.soak
@@ -194,13 +192,13 @@ def test_a_broken_export_leaves_nothing(
     checkpoint, photos, tmp_path, monkeypatch, broken, with_data, message
 ):
     """The writer gets another model than the one that is compared with."""
-    write = export_module.write_artefact
+    write = files.write_artefact
 
     def write_broken(given, *others):
         model = vitkit.load(checkpoint).model
         write(broken(replace(given, model=model)), *others)
 
-    monkeypatch.setattr(export_module, "write_artefact", write_broken)
+    monkeypatch.setattr("vitkit.exporting.export.write_artefact", write_broken)
     with pytest.raises(vitkit.CheckpointError, match=f"nothing is written: .*{message}"):
         vitkit.export(
             checkpoint, tmp_path / "new" / "tiny.xml", to="openvino",
@@ -257,15 +255,15 @@ def test_only_what_is_written_is_an_error_of_out(checkpoint, tmp_path, monkeypat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr(export_module, "write_artefact", fail)
+        full.setattr("vitkit.exporting.export.write_artefact", fail)
         with pytest.raises(vitkit.OutputError, match=r"cannot write .*a\.pt2: "):
             vitkit.export(checkpoint, out, to="torch")
     with monkeypatch.context() as full:
         full.setattr(torch.export, "save", fail)
         with pytest.raises(vitkit.OutputError, match=r"cannot write .*a\.pt2: the disk is full"):
             vitkit.export(checkpoint, out, to="torch")
-    monkeypatch.setattr(export_module, "write_artefact", lambda *_: None)
-    monkeypatch.setattr(export_module, "check_export", fail)
+    monkeypatch.setattr("vitkit.exporting.export.write_artefact", lambda *_: None)
+    monkeypatch.setattr("vitkit.exporting.export.check_export", fail)
     with pytest.raises(OSError, match="No space left") as error:
         vitkit.export(checkpoint, out, to="torch")
     assert not isinstance(error.value, vitkit.OutputError)
@@ -281,7 +279,9 @@ def test_commands_refuse_wrong_choices_in_one_line(
         Image.fromarray(blobs(3)).save(tmp_path / "else" / "train" / label / "1.png")
     (tmp_path / "there.onnx").write_bytes(b"mine")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(openvino_engine, "CAPABILITIES", {"bfloat16": "INSTRUCTIONS_OF_2040"})
+    monkeypatch.setattr(
+        "vitkit.engines.openvino_engine.CAPABILITIES", {"bfloat16": "INSTRUCTIONS_OF_2040"}
+    )
     int8 = ["--to", "openvino", "--int8", "--calibrate"]
     for words, message in (
         (["a.pt", "--to", "onnx"], "expected a name that ends in .onnx for --to onnx"),

@@ -1,4 +1,4 @@
-"""Files in the cache and folders are replaced whole or not at all; digests; a bar."""
+"""Files in the cache and folders are replaced whole or not at all; digests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from vitkit import OutputError
 from vitkit.io.atomic import write_bytes
 from vitkit.io.caches import caching, file_sha256, is_whole
-from vitkit.messages import progress_bar
 
 
 def test_a_file_of_the_cache_is_whole_once_it_is_complete(tmp_path: Path):
@@ -54,9 +53,3 @@ def test_a_file_has_one_digest_however_it_is_given(tmp_path: Path):
     with path.open("rb") as file, path.open("rb", buffering=0) as raw:
         digests = {file_sha256(path), file_sha256(file), file_sha256(raw)}
     assert digests == {hashlib.sha256(b"content").hexdigest()}
-
-
-def test_without_a_terminal_there_is_no_bar(capsys):
-    with progress_bar(3, "images") as advance:
-        advance(3)
-    assert capsys.readouterr() == ("", "")

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import io
 import resource
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
@@ -19,8 +18,6 @@ from PIL import Image
 
 import vitkit
 from vitkit.io import download as downloads
-from vitkit.io.caches import cache_folder
-from vitkit.io.download import WebError, cached_path, download
 from vitkit.prediction import images as web_image
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
@@ -138,20 +135,20 @@ def server() -> Iterator[Server]:
 
 def test_a_file_is_downloaded_once_and_checked_when_it_is_opened(server, monkeypatch):
     address = f"{server.address}/vit.npz"
-    path = download(address, size=len(CONTENT), sha256=SHA256[:8].upper())
+    path = downloads.download(address, size=len(CONTENT), sha256=SHA256[:8].upper())
     assert path.read_bytes() == CONTENT
-    assert (path.name, path.parents[1]) == ("vit.npz", cache_folder())
+    assert (path.name, path.parents[1]) == ("vit.npz", downloads.cache_folder())
     assert sorted(file.name for file in path.parent.iterdir()) == ["vit.npz", "vit.npz.sha256"]
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert download(address) == path
+    assert downloads.download(address) == path
     path.write_bytes(CONTENT[:-1] + b"?")
     with pytest.raises(vitkit.CheckpointError, match=r"npz: HF_HUB_OFFLINE forbids downloading it"):
-        download(address)
+        downloads.download(address)
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    assert download(address).read_bytes() == CONTENT
+    assert downloads.download(address).read_bytes() == CONTENT
     assert len(server.requests) == 2
     with pytest.raises(vitkit.CheckpointError, match="expected SHA-256 0000, got"):
-        download(address, sha256="0000")  # the file in the cache is another one
+        downloads.download(address, sha256="0000")  # the file in the cache is another one
     assert len(server.requests) == 3
 
 
@@ -172,10 +169,10 @@ def test_a_file_is_downloaded_once_and_checked_when_it_is_opened(server, monkeyp
 def test_what_is_not_the_whole_file_is_refused_and_not_kept(server, path, checks, message):
     address = f"{server.address}/{path}"
     with pytest.raises(vitkit.CheckpointError, match=message) as caught:
-        download(address, **checks)
+        downloads.download(address, **checks)
     assert str(caught.value).startswith(f"{address}: ")
     assert "\n" not in str(caught.value)
-    assert [*cached_path(address).parent.iterdir()] == []
+    assert [*downloads.cached_path(address).parent.iterdir()] == []
     assert server.sent < 60_000_000  # what fits into the sockets' buffers
 
 
@@ -187,7 +184,7 @@ def test_a_page_that_is_not_the_file_is_never_kept_as_it(status):
         listening(lambda request: send(request, body, status)) as address,
         pytest.raises(vitkit.CheckpointError, match=f"the server answered {status} "),
     ):
-        download(f"{address}/m.pth")
+        downloads.download(f"{address}/m.pth")
 
 
 @pytest.mark.parametrize(
@@ -207,7 +204,7 @@ def test_a_page_that_is_not_the_file_is_never_kept_as_it(status):
 )
 def test_an_address_that_is_not_fetched(address, message):
     with pytest.raises(vitkit.CheckpointError, match=message):
-        download(address)
+        downloads.download(address)
 
 
 def test_no_redirection_leads_into_a_private_network():
@@ -215,25 +212,19 @@ def test_no_redirection_leads_into_a_private_network():
     redirections = downloads._Redirections(plain_http=True)
     hosts = ("169.254.169.254", "10.0.0.1", "localhost", "localhost.", "127.1", "2130706433")
     for address in (f"http://{host}/a" for host in hosts):
-        with pytest.raises(WebError, match="in a private network; refused"):
+        with pytest.raises(downloads.WebError, match="in a private network; refused"):
             redirections.redirect_request(request, io.BytesIO(), 302, "Found", {}, address)
-
-
-def test_files_of_one_name_lie_apart():
-    one, other = (cached_path(f"https://a.org/{folder}/vit.pth.tar") for folder in "xy")
-    assert one.name == other.name == "vit.pth"
-    assert one != other
 
 
 def test_where_the_cache_is_follows_the_environment(monkeypatch):
     monkeypatch.setenv("VITKIT_CACHE", "/a")
     monkeypatch.setenv("XDG_CACHE_HOME", "/b")
     monkeypatch.setenv("HOME", "/c")
-    assert cache_folder() == Path("/a")
+    assert downloads.cache_folder() == Path("/a")
     monkeypatch.delenv("VITKIT_CACHE")
-    assert cache_folder() == Path("/b/vitkit")
+    assert downloads.cache_folder() == Path("/b/vitkit")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder() == Path("/c/.cache/vitkit")
+    assert downloads.cache_folder() == Path("/c/.cache/vitkit")
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(server, monkeypatch, tmp_path):
@@ -241,27 +232,13 @@ def test_a_cache_that_cannot_be_written_is_one_line(server, monkeypatch, tmp_pat
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
     try:
         with pytest.raises(vitkit.OutputError, match="would be larger than the limit allows"):
-            download(f"{server.address}/vit.npz")
+            downloads.download(f"{server.address}/vit.npz")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "file"))
     with pytest.raises(vitkit.OutputError, match=r"cannot write .*vit\.npz"):
-        download(f"{server.address}/vit.npz")
-
-
-def test_a_terminal_sees_a_bar_on_stderr_alone(server, monkeypatch, capsys):
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    download(f"{server.address}/vit.npz")
-    assert "vit.npz" in sys.stderr.getvalue()
-    assert capsys.readouterr().out == ""
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    download(f"{server.address}/vit.npz?again")
-    assert sys.stderr.getvalue() == ""
+        downloads.download(f"{server.address}/vit.npz")
 
 
 @pytest.mark.parametrize(
@@ -280,13 +257,13 @@ def test_the_proxy_of_the_environment_is_asked(monkeypatch, user, sent):
     with listening(ask) as address:
         for name in ("http_proxy", "https_proxy"):
             monkeypatch.setenv(name, address.replace("//", f"//{user}"))
-        assert download(ELSEWHERE).read_bytes() == CONTENT
+        assert downloads.download(ELSEWHERE).read_bytes() == CONTENT
         with pytest.raises(vitkit.CheckpointError, match=r"cannot be downloaded: .*407"):
-            download("https://example.org/vit.npz")
+            downloads.download("https://example.org/vit.npz")
     assert asked == [(f"GET {ELSEWHERE}", expected), ("CONNECT example.org:443", expected)]
     monkeypatch.setenv("no_proxy", "localhost")
     with pytest.raises(vitkit.CheckpointError, match="cannot be downloaded"):
-        download(f"{ELSEWHERE}?again")
+        downloads.download(f"{ELSEWHERE}?again")
 
 
 # Images.

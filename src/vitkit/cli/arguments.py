@@ -12,9 +12,10 @@ import itertools
 import re
 import sys
 import types
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -383,106 +384,6 @@ def _paragraphs(text: str) -> tuple[str, ...]:
 # Parsing: the words of a verb become values by the names of its parameters.
 
 
-@dataclass
-class _Words:
-    """The words of a verb, sorted: positional arguments, and the values of flags."""
-
-    command: Command
-    remaining: list[str]
-    positionals: list[str] = field(default_factory=list)
-    given: dict[str, Any] = field(default_factory=dict)
-
-    def parse(self) -> None:
-        """Read all words.
-
-        Raises:
-            SettingError: a flag that does not exist, or a value that it cannot have.
-        """
-        by_flag = _by_flag(self.command)
-        while self.remaining:
-            word = self.remaining.pop(0)
-            if _is_flag(word):
-                self._read_flag(word, by_flag)
-                continue
-            self.positionals.append(word)
-            if not word.strip():
-                number = len(self.positionals)
-                raise SettingError(f"argument {number} is empty; expected: {self.command.usage}")
-
-    def _read_flag(self, word: str, by_flag: Mapping[str, Argument]) -> None:
-        typed, equals, value = word.partition("=")
-        if typed not in by_flag and typed[:2] in by_flag:  # -cdigits
-            typed, equals, value = typed[:2], "=", word[2:]
-        known = "--" + typed[2:].replace("_", "-") if typed.startswith("--") else typed
-        group, dot, member = known.partition(".")  # --spec.patch-size
-        found = by_flag.get(group + dot)
-        if found is None:
-            raise SettingError(_no_such_flag(self.command, typed))
-        if found.is_switch:
-            if equals:
-                raise SettingError(f"{typed} takes no value; leave out ={value}")
-            self.given[found.name] = not known.startswith("--no-")
-            return
-        words = [value] if equals else list(self._values(found))
-        if found.bare and not words:
-            words = [found.bare]
-        if not words:
-            raise SettingError(f"{typed} needs {_needed(found, typed)}")
-        values = [found.read(one, typed) for one in words]
-        if found.counts and len(values) not in found.counts:
-            expected = " or ".join(map(str, found.counts))
-            raise SettingError(
-                f"{typed} {' '.join(words)}: expected {expected} values, got {len(values)}"
-            )
-        if dot:
-            self.given.setdefault(found.name, {})[member.replace("-", "_")] = values[0]
-        else:
-            self.given[found.name] = tuple(values) if found.many else values[0]
-
-    def _values(self, found: Argument) -> Iterator[str]:
-        """Take the values of a flag from the words after it."""
-        while self.remaining and not _is_flag(self.remaining[0]):
-            yield self.remaining.pop(0)
-            if not found.many:
-                return
-
-    def place(self) -> None:
-        """Give the positional arguments their names.
-
-        Raises:
-            SettingError: one that is missing, or one too many.
-        """
-        expected, values = self.command.positionals, self.positionals
-        missing = [argument.metavar for argument in expected[len(values) :] if argument.required]
-        if missing and "resume" not in self.given:  # a resumed run has its own data
-            are = "is" if len(missing) == 1 else "are"
-            raise SettingError(
-                f"{' and '.join(missing)} {are} missing; expected: {self.command.usage}"
-            )
-        if len(values) > len(expected) and not any(argument.many for argument in expected):
-            raise SettingError(self._too_many(values[len(expected)]))
-        for number, argument in enumerate(expected[: len(values)]):
-            if argument.many:
-                self.given[argument.name] = tuple(values[number:])
-            else:
-                self.given[argument.name] = argument.read(values[number], argument.metavar)
-        for argument in self.command.arguments:
-            if argument.flags and argument.required and argument.name not in self.given:
-                message = f"{argument.label} is missing; expected: {self.command.usage}"
-                if argument.choices:
-                    message += f"; {argument.metavar} is one of {', '.join(argument.choices)}"
-                raise SettingError(message)
-
-    def _too_many(self, word: str) -> str:
-        shards = [one for one in self.positionals if one.endswith(".tar")]
-        if len(shards) > 1 and shards[0].startswith("wds:"):
-            return (
-                f"the shell expanded the name of the shards to {len(shards):,} names; put it in "
-                "quotes: 'wds:shards-{0000..0099}.tar'"
-            )
-        return f"{word!r} is one argument too many; expected: {self.command.usage}"
-
-
 def parse(command: Command, words: Iterable[str], *, complete: bool = True) -> dict[str, Any]:
     """Parse the words of a verb: return the values that were given, by the names of parameters.
 
@@ -496,11 +397,91 @@ def parse(command: Command, words: Iterable[str], *, complete: bool = True) -> d
         SettingError: a flag that does not exist, a value that is missing, empty, or of another
             type, a positional argument that is missing or one too many.
     """
-    read = _Words(command, list(words))
-    read.parse()
+    remaining = deque(words)
+    positionals: list[str] = []
+    given: dict[str, Any] = {}
+    by_flag = _by_flag(command)
+    while remaining:
+        word = remaining.popleft()
+        if _is_flag(word):
+            _read_flag(command, by_flag, word, remaining, given)
+            continue
+        positionals.append(word)
+        if not word.strip():
+            raise SettingError(f"argument {len(positionals)} is empty; expected: {command.usage}")
     if complete:
-        read.place()
-    return read.given
+        _place(command, positionals, given)
+    return given
+
+
+def _read_flag(
+    command: Command,
+    by_flag: Mapping[str, Argument],
+    word: str,
+    remaining: deque[str],
+    given: dict[str, Any],
+) -> None:
+    """Read a flag and its values, which are taken from the words after it."""
+    typed, equals, value = word.partition("=")
+    if typed not in by_flag and typed[:2] in by_flag:  # -cdigits
+        typed, equals, value = typed[:2], "=", word[2:]
+    known = "--" + typed[2:].replace("_", "-") if typed.startswith("--") else typed
+    group, dot, member = known.partition(".")  # --spec.patch-size
+    found = by_flag.get(group + dot)
+    if found is None:
+        raise SettingError(_no_such_flag(command, typed))
+    if found.is_switch:
+        if equals:
+            raise SettingError(f"{typed} takes no value; leave out ={value}")
+        given[found.name] = not known.startswith("--no-")
+        return
+    words = [value] if equals else []
+    while not equals and remaining and not _is_flag(remaining[0]) and (found.many or not words):
+        words.append(remaining.popleft())
+    if found.bare and not words:
+        words = [found.bare]
+    if not words:
+        raise SettingError(f"{typed} needs {_needed(found, typed)}")
+    values = [found.read(one, typed) for one in words]
+    if found.counts and len(values) not in found.counts:
+        expected = " or ".join(map(str, found.counts))
+        raise SettingError(
+            f"{typed} {' '.join(words)}: expected {expected} values, got {len(values)}"
+        )
+    if dot:
+        given.setdefault(found.name, {})[member.replace("-", "_")] = values[0]
+    else:
+        given[found.name] = tuple(values) if found.many else values[0]
+
+
+def _place(command: Command, values: list[str], given: dict[str, Any]) -> None:
+    """Give the positional arguments their names; refuse one that is missing, or one too many."""
+    expected = command.positionals
+    missing = [argument.metavar for argument in expected[len(values) :] if argument.required]
+    if missing and "resume" not in given:  # a resumed run has its own data
+        are = "is" if len(missing) == 1 else "are"
+        raise SettingError(f"{' and '.join(missing)} {are} missing; expected: {command.usage}")
+    for number, argument in enumerate(expected[: len(values)]):
+        if argument.many:
+            given[argument.name] = tuple(values[number:])
+            values = []
+        else:
+            given[argument.name] = argument.read(values[number], argument.metavar)
+    if len(values) > len(expected):
+        problem = f"{values[len(expected)]!r} is one argument too many; expected: {command.usage}"
+        shards = [one for one in values if one.endswith(".tar")]
+        if len(shards) > 1 and shards[0].startswith("wds:"):
+            problem = (
+                f"the shell expanded the name of the shards to {len(shards):,} names; put it in "
+                "quotes: 'wds:shards-{0000..0099}.tar'"
+            )
+        raise SettingError(problem)
+    for argument in command.arguments:
+        if argument.flags and argument.required and argument.name not in given:
+            message = f"{argument.label} is missing; expected: {command.usage}"
+            if argument.choices:
+                message += f"; {argument.metavar} is one of {', '.join(argument.choices)}"
+            raise SettingError(message)
 
 
 def wants_help(words: Sequence[str]) -> bool:
@@ -564,15 +545,15 @@ def as_flags(command: Command, given: Mapping[str, Any]) -> Iterator[None]:
             raise
         labels = {}
         for one in command.arguments:
-            if one.kind is not dict and one.name in given:
-                labels[one.name] = one.label
             if one.kind is dict:
                 for name in given.get(one.name, ()):
-                    labels[name] = f"{one.label}{name.replace('_', '-')}"
+                    labels[name] = f"{one.label}{name.replace('_', '-')} "
+            elif one.name in given:
+                labels[one.name] = f"{one.label} "
         for word in given.get("option", ()):  # --option steps=20
             name = word.partition("=")[0]
             labels[name.replace("-", "_")] = f"--option {name}="
         if wrong.field not in labels:
             raise  # about a value from a file
-        label = f"{labels[wrong.field]} ".replace("= ", "=")
-        raise type(error)(f"{label}{wrong.value}: {wrong.expected}") from None
+        message = f"{labels[wrong.field]}{wrong.value}: {wrong.expected}"
+        raise type(error)(message) from None

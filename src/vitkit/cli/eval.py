@@ -6,11 +6,10 @@ import csv
 import io
 import json as json_text
 import sys
-from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -135,19 +134,9 @@ def _check_files(
 
 
 def _write_files(
-    evaluation: Evaluation,
-    confusion: Path | None,
-    predictions: Path | None,
-    data: str,
+    evaluation: Evaluation, confusion: Path | None, predictions: Path | None, data: str
 ) -> list[str]:
-    """Write the files that were asked for; return a line on each.
-
-    Args:
-        evaluation: the scores and predictions.
-        confusion: file of the confusion matrix.
-        predictions: file of the predictions.
-        data: as named.
-    """
+    """Write the files that were asked for; return a line on each."""
     written = []
     # first the table: a figure of very many classes is refused
     if predictions is not None:
@@ -179,20 +168,16 @@ def _json(evaluation: Evaluation) -> str:
     return json_text.dumps(document) + "\n"
 
 
-def _csv(rows: Iterable[Iterable[Any]]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode()
-
-
 def _confusion(evaluation: Evaluation, path: Path, title: str) -> bytes:
     """Return the content of the confusion matrix's file, by its ending."""
     classes = evaluation.classes
     if path.suffix.lower() == ".csv":
-        rows: list[list[Any]] = [[r"true\predicted", *classes]]
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow([r"true\predicted", *classes])
         for name, row in zip(classes, evaluation.confusion.tolist(), strict=True):
-            rows.append([name, *row])
-        return _csv(rows)
+            writer.writerow([name, *row])
+        return text.getvalue().encode()
     if len(classes) > MAX_CLASSES:
         raise SettingError(
             f"--confusion {path}: a {path.suffix} has room for {MAX_CLASSES} classes, and there "

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vitkit.explaining.explanation import Explanation
     from vitkit.explaining.faithfulness import Faithfulness
     from vitkit.explaining.files import ExplanationFiles
-    from vitkit.prediction.images import FoundImage, ImageList
+    from vitkit.prediction.images import ImageList
     from vitkit.weights.checkpoint import Checkpoint
 
     MethodName: TypeAlias = str
@@ -172,17 +172,25 @@ def _explain_images(given: ExplainCommand) -> None:
             "IMAGES is missing; expected: vitkit explain CHECKPOINT IMAGES ... [flags]"
         )
     found = given.find("IMAGES")
-    if _is_file(given.output):
+    output, is_file = Path(given.output), _is_file(given.output)
+    if is_file:
         _check_one_file(given, found.total)
+    # imported here: --help and wrong paths do not wait for torch
+    from vitkit.explaining.files import ExplanationFiles
+
+    files = ExplanationFiles(
+        output,
+        given.method,
+        options,
+        ending=output.suffix.lower() if is_file else f".{given.format}",
+        sheet=given.sheet,
+        is_file=is_file,
+    )
     inputs = [*files_of_checkpoint(given.checkpoint), *found.files()]
-    files = _files(given, options, found, inputs)
-    report = Path(given.output) / REPORT if given.faithfulness else None
-    if report is not None:
-        check_outputs([report], inputs=inputs, overwrite=given.overwrite, flag="--output")
-    images = StreamedImages(found, strict=given.strict)
-    explained = _Explained(_load(given), images, files, report, given.class_name)
-    explained.write([*METHODS] if given.method == ALL else [given.method], options)
-    _print_end(given, explained)
+    report = [output / REPORT] if given.faithfulness else []
+    check_outputs(report, inputs=inputs, overwrite=given.overwrite, flag="--output")
+    files.check((image.place for image in found), inputs, overwrite=given.overwrite)
+    _Explained(given, StreamedImages(found, strict=given.strict), files).write(options)
 
 
 def _read_options(words: Iterable[str]) -> dict[str, object]:
@@ -248,27 +256,6 @@ def _check_one_file(given: ExplainCommand, count: int) -> None:
         )
 
 
-def _files(
-    given: ExplainCommand, options: Mapping[str, object], images: ImageList, inputs: list[Path]
-) -> ExplanationFiles:
-    """Return the files to write, checked."""
-    # imported here: --help and wrong paths do not wait for torch
-    from vitkit.explaining.files import ExplanationFiles
-
-    output, is_file = Path(given.output), _is_file(given.output)
-    ending = output.suffix.lower() if is_file else f".{given.format}"
-    files = ExplanationFiles(
-        output,
-        given.method,
-        options,
-        ending=ending,
-        sheet=given.sheet,
-        is_file=is_file,
-    )
-    files.check((image.place for image in images), inputs, overwrite=given.overwrite)
-    return files
-
-
 def _load(given: ExplainCommand) -> Checkpoint:
     """Return the checkpoint on its device."""
     from vitkit.devices import on_device, resolve_device
@@ -286,55 +273,67 @@ def _load(given: ExplainCommand) -> Checkpoint:
 class _Explained:
     """Explanations of images, which are written and printed one by one."""
 
-    checkpoint: Checkpoint
+    given: ExplainCommand
     images: StreamedImages
     files: ExplanationFiles
-    report: Path | None
-    class_name: str | None
-    example: str = ""
     names: list[str] = field(default_factory=list)
     measured: dict[str, list[Faithfulness | None]] = field(default_factory=dict)
 
-    def write(self, methods: Sequence[str | None], options: Mapping[str, object]) -> None:
-        """Explain the images; write their files and the report; print a line for each image."""
+    def write(self, options: Mapping[str, object]) -> None:
+        """Explain the images; write their files, the report and the page; print what there is."""
         from vitkit.explaining.faithfulness import check_measurable
 
-        has_head = self.checkpoint.model.spec.num_classes > 0
-        for method in methods:
-            for note in choose_method(method, options, has_head=has_head)[1]:
-                sys.stderr.write(f"vitkit: {note}\n")
-        if self.report is not None:
-            chosen = choose_method(methods[0], options)[0] if len(methods) == 1 else None
-            check_measurable(self.checkpoint.model, chosen)
-        for image, (explanation, path) in self.images.with_outputs(self._explain()):
-            self.example = self.example or image.name
-            _print_line(image, explanation, path)
-            if len(methods) == 1 and explanation.faithfulness is not None:
+        given, files = self.given, self.files
+        checkpoint = _load(given)
+        has_head = checkpoint.model.spec.num_classes > 0
+        method = None
+        if given.method != ALL:
+            method, notes = choose_method(given.method, options, has_head=has_head)
+            sys.stderr.writelines(f"vitkit: {note}\n" for note in notes)
+        if given.faithfulness:
+            check_measurable(checkpoint.model, method)
+        explained = self._explain(checkpoint)
+        for image, (explanation, path) in self.images.with_outputs(explained):
+            prediction = ""
+            if explanation.label:
+                prediction = f"{escape(explanation.label)} {percent(explanation.probability)} "
+            _print(f"{escape(image.name)}: {prediction}-> {escape(path)}")
+            if given.method != ALL and explanation.faithfulness is not None:
                 _print(f"  {explanation.faithfulness.line}")  # of all methods, the page has it
-        for name, reason in self.files.refused.items():
+        for name, reason in files.refused.items():
             sys.stderr.write(f"vitkit: {name} is left out: {reason}\n")
-        if self.report is not None and self.names:
-            self._write_report(self.report, options)
+        if given.faithfulness and self.names:
+            self._write_report(checkpoint.path, options)
+        place = files.finish(f"What {given.checkpoint} looks at")
+        noun = "image" if place.suffix == ".html" else "explanation"
+        then = []
+        if noun == "explanation" and os.path.isfile(self.images.first):
+            folder = DEFAULT_OUTPUT if files.is_file else place
+            every = flags(method=ALL, class_name=given.class_name, output=f"{folder}-{ALL}")
+            then = [("explain", given.checkpoint, self.images.first, *every)]
+        done = self.images.count - self.images.broken
+        print_results(f"{plural(done, noun)} in {place}", then=then)
+        self.images.refuse_broken()
 
-    def _explain(self) -> Iterator[tuple[Explanation, Path] | ImageError]:
+    def _explain(self, checkpoint: Checkpoint) -> Iterator[tuple[Explanation, Path] | ImageError]:
         """Yield the explanation of each image and the place of its files, or the error instead."""
         from vitkit.explaining.explain import ImageExplainer
 
-        wanted = None if self.report is None else True
+        wanted = self.given.faithfulness or None
         for image in self.images:
             try:
                 pixels = image.read()
             except ImageError as error:
                 yield error
                 continue
-            explainer = ImageExplainer(self.checkpoint, pixels, self.class_name, wanted)
+            explainer = ImageExplainer(checkpoint, pixels, self.given.class_name, wanted)
             saved = self.files.save(image.name, image.place, explainer)
             self.names.append(image.name)
             for method, found in explainer.measured.items():
                 self.measured.setdefault(method, []).append(found)
             yield saved
 
-    def _write_report(self, path: Path, options: Mapping[str, object]) -> None:
+    def _write_report(self, checkpoint: Path | None, options: Mapping[str, object]) -> None:
         """Print the faithfulness of each method over the images, and write it as JSON."""
         from vitkit.explaining.faithfulness import FaithfulnessReport, write_reports
 
@@ -351,30 +350,9 @@ class _Explained:
             reports.append(report)
             _print(f"{name}: {report.lines[0]}")
             _print(f"  {report.lines[1]}")
-        write_reports(path, self.checkpoint.path, self.names, reports)
-
-
-def _print_line(image: FoundImage, explanation: Explanation, path: Path) -> None:
-    prediction = ""
-    if explanation.label:
-        prediction = f"{escape(explanation.label)} {percent(explanation.probability)} "
-    _print(f"{escape(image.name)}: {prediction}-> {escape(path)}")
+        write_reports(Path(self.given.output, REPORT), checkpoint, self.names, reports)
 
 
 def _print(line: str) -> None:
     """Print at once; all files are written even if the reader of stdout has exited."""
     print_now(f"{line}\n", keeps_running=True)
-
-
-def _print_end(given: ExplainCommand, explained: _Explained) -> None:
-    """Write the page, and print where the files are and what comes next."""
-    images, files = explained.images, explained.files
-    place = files.finish(f"What {given.checkpoint} looks at")
-    noun = "image" if place.suffix == ".html" else "explanation"
-    then = []
-    if noun == "explanation" and os.path.isfile(explained.example):
-        folder = DEFAULT_OUTPUT if files.is_file else place
-        every = flags(method=ALL, class_name=given.class_name, output=f"{folder}-{ALL}")
-        then = [("explain", given.checkpoint, explained.example, *every)]
-    print_results(f"{plural(images.count - images.broken, noun)} in {place}", then=then)
-    images.refuse_broken()

@@ -40,7 +40,10 @@ def models_command(
     pattern = usual_name(pattern, table())
     rows = _checkpoints(pattern, licence) if pretrained else _presets(pattern)
     if not rows:
-        raise _nothing_found(pattern, licence, pretrained=pretrained)
+        words = "checkpoint's name" if pretrained else "model's name"
+        under = f" under the licence {licence!r}" if licence else ""
+        listing = "vitkit models --pretrained" if pretrained else "vitkit models"
+        raise SettingError(f"no {words} matches {pattern!r}{under}; `{listing}` lists all")
     sys.stdout.write(format_table(rows, terminal_width()))
     first = rows[0][0]
     if pretrained:
@@ -53,16 +56,6 @@ def models_command(
 def listing_weights(model: str) -> list[Words]:
     """Return the command that lists the published weights of a model; none if there are none."""
     return [("models", model, "--pretrained")] if list_models(model, pretrained=True) else []
-
-
-def _nothing_found(pattern: str, licence: str | None, *, pretrained: bool) -> SettingError:
-    if licence is not None:
-        return SettingError(f"no checkpoint matches {pattern!r} under the licence {licence!r}")
-    if pretrained:
-        return SettingError(
-            f"no checkpoint's name matches {pattern!r}; `vitkit models --pretrained` lists all"
-        )
-    return SettingError(f"no model's name matches {pattern!r}; `vitkit models` lists all")
 
 
 def _presets(pattern: str) -> list[list[str]]:

@@ -191,20 +191,23 @@ FIELD_TYPES: dict[str, tuple[type, ...]] = {
 
 def _check_values(document: dict[str, Any]) -> None:
     """Raise `ValueError` for the first value that no description has."""
-    wrong = next(
-        (name for name, types in FIELD_TYPES.items() if type(document[name]) not in types), None
-    )
-    classes = document["classes"]
-    if wrong is None and document["format"] not in FORMATS:
-        wrong = "format"
-    if wrong is None and not 0 < document["temperature"] < LARGEST_TEMPERATURE:
-        wrong = "temperature"
-    if wrong is None and any(not isinstance(name, str) for name in classes):
-        wrong = "classes"
-    if wrong is not None:
+    wrong = ""
+    for name, types in FIELD_TYPES.items():
+        if type(document[name]) not in types:
+            wrong = name
+            break
+    else:
+        classes = document["classes"]
+        if document["format"] not in FORMATS:
+            wrong = "format"
+        elif not 0 < document["temperature"] < LARGEST_TEMPERATURE:
+            wrong = "temperature"
+        elif not all(isinstance(name, str) for name in classes):
+            wrong = "classes"
+        elif classes and len(classes) != document["num_classes"]:
+            wrong = "num_classes"
+    if wrong:
         raise ValueError(f"{wrong} is {document[wrong]!r}")
-    if classes and len(classes) != document["num_classes"]:
-        raise ValueError(f"{len(classes)} class names for {document['num_classes']} logits")
 
 
 def _few(classes: tuple[str, ...]) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vitkit.data.datasets.split import Split
 from vitkit.data.images.preprocess import preprocess_images
-from vitkit.engines.choose import sample_images
+from vitkit.engines.choose import logit_error, sample_images
 from vitkit.errors import CheckpointError
 from vitkit.evaluation.loop import LabelledLogits, evaluate_outputs, predict_batches
 from vitkit.evaluation.metrics import finite_rows, refuse_not_finite
@@ -46,8 +46,6 @@ INT8_BOUNDS = {False: 0.3, True: 0.5}
 """The bounds for int8 without labelled images, and with: then accuracy decides."""
 SAMPLE_SIZES = ((240, 320), (320, 240), (224, 224), (375, 500))
 """Heights and widths of the images that are generated where the user names no data."""
-COLOUR_TURNS = np.array((1.0, 1.7, 2.9))
-"""Angles by which red, green and blue turn from image to image, in radians."""
 
 
 def check_export(
@@ -138,23 +136,15 @@ def _all(batches: Iterable[LabelledLogits]) -> tuple[Tensor, Tensor]:
 def compare_logits(found: Float[Tensor, "N K"], expected: Float[Tensor, "N K"]) -> dict[str, Any]:
     """Return the figures of logits (N, K) beside those of torch (N, K).
 
-    The relative error is the root mean square of the error, over that of torch's logits around
-    each image's mean.
-
     Raises:
         CheckpointError: torch's own logits are not finite.
     """
     refuse_not_finite(int((~finite_rows(expected)).sum()), len(expected))
-    found, expected = found.double(), expected.double()
-    centred = expected
-    if expected.shape[1] > 1:  # a single logit has no spread
-        centred = expected - expected.mean(1, keepdim=True)
-    spread = max(float(centred.square().mean().sqrt()), 1e-6)
     return {
         "images": len(expected),
         "not_finite": int((~finite_rows(found)).sum()),
         "largest_logit_difference": float((found - expected).abs().max()),
-        "relative_logit_error": float((found - expected).square().mean().sqrt()) / spread,
+        "relative_logit_error": logit_error(found, expected),
         "agreement": float((found.argmax(1) == expected.argmax(1)).double().mean()),
     }
 
@@ -198,14 +188,12 @@ def refuse_worse(
 
 
 def generated_images() -> list[Image]:
-    """Return noise with the spectrum of photographs, of several sizes, the same in every call."""
-    images = []
+    """Return smooth noise in several sizes and colours, the same in every call."""
+    images: list[Image] = []
     for seed, size in enumerate(SAMPLE_SIZES):
         noise = sample_images(SAMPLES, 3, size, seed).permute(0, 2, 3, 1).numpy()
-        for number, pattern in enumerate(noise):
-            # colours that differ between images, as in photographs
-            level = 128 + 64 * np.sin((seed * SAMPLES + number) * COLOUR_TURNS)
-            images.append(np.clip(pattern * 48 + level, 0, 255).astype(np.uint8))
+        levels = np.random.default_rng(seed).uniform(64, 192, (SAMPLES, 1, 1, 3))
+        images += [*np.clip(noise * 48 + levels, 0, 255).astype(np.uint8)]
     return images
 
 

@@ -51,8 +51,6 @@ PACKAGES = {"onnx": ONNX, "openvino": ("openvino",)}
 """Format -> packages that write and run it."""
 FIGURES_ENDING = ".json"
 """Ending of the file with the figures, after the artefact's name."""
-INDEX_ENDING = ".index.json"
-"""Ending of the index file of sharded weights."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +188,7 @@ def export(
         )  # fmt: skip
         _check_choice(choice, out)
         checkpoint = as_checkpoint(checkpoint)
-        inputs = _inputs(checkpoint)
+        inputs = filter(None, [checkpoint.path])
         check_outputs(_files(out), inputs=inputs, overwrite=overwrite, flag="OUT")
         if checkpoint.model.spec.num_classes == 0:
             raise CheckpointError(
@@ -328,15 +326,6 @@ def _files(out: Path) -> list[Path]:
     beside = {".xml": out.with_suffix(".bin"), ".onnx": out.with_name(out.name + ".data")}
     figures = out.with_name(out.name + FIGURES_ENDING)
     return [out, figures, *(file for ending, file in beside.items() if out.suffix == ending)]
-
-
-def _inputs(checkpoint: Checkpoint) -> list[Path]:
-    """Return the files that a checkpoint was read from."""
-    given = checkpoint.path
-    if given is None:
-        return []
-    # the path of sharded weights is the path of their index
-    return [*given.parent.iterdir()] if given.name.endswith(INDEX_ENDING) else [given]
 
 
 @contextmanager

@@ -39,7 +39,7 @@ from vitkit.engines.openvino_engine import (
 )
 from vitkit.engines.registry import import_runtime, refuse_no_compiler
 from vitkit.errors import CheckpointError, SettingError, VitkitError
-from vitkit.exporting.artefact import ENDINGS, MAX_DESCRIPTION_BYTES, ArtefactDescription
+from vitkit.exporting.artefact import ENDINGS, ArtefactDescription
 from vitkit.exporting.graph import DTYPES, exported_program, program_names
 from vitkit.io.caches import file_sha256
 from vitkit.io.untrusted import READ_ERRORS, checked_entries
@@ -148,15 +148,13 @@ def read_artefact_description(path: Path) -> ArtefactDescription:
             "export it again"
         ) from None
     description = ArtefactDescription.from_text(text, path)
+    problem = ""
     if ENDINGS[description.format] != ending:
-        raise CheckpointError(
-            f"{path}: its description is of the format {description.format}, whose names end in "
-            f"{ENDINGS[description.format]}"
-        )
-    if description.weights not in ("", weights):
-        raise CheckpointError(
-            f"{path}: its weights are not those that were exported; copy or export it again"
-        )
+        problem = f"is for names that end in {ENDINGS[description.format]}"
+    elif description.weights not in ("", weights):
+        problem = "is of other weights"
+    if problem:
+        raise CheckpointError(f"{path}: its description {problem}; copy or export it again")
     return description
 
 
@@ -277,8 +275,6 @@ def _read_archive(path: Path) -> tuple[str | None, str]:
             raise ValueError(f"the checksum of {damaged} differs")
         for entry in entries:
             if entry.filename.partition("/")[2] == ENTRY:
-                if entry.file_size > MAX_DESCRIPTION_BYTES:
-                    raise ValueError(f"a description of over {MAX_DESCRIPTION_BYTES:,} bytes")
                 return archive.read(entry).decode(), ""
         return None, ""
 
@@ -364,13 +360,13 @@ def _refuse_outside(path: Path, weights: Path) -> None:
     """Refuse weights outside of the artefact's folder, also through a link, or that are missing."""
     # In a cache of the Hugging Face Hub both files are links into one folder.
     folders = (path.parent.resolve(), path.resolve().parent)
+    problem = ""
     if not any(map(weights.resolve().is_relative_to, folders)):
-        raise CheckpointError(
-            f"{path}: its weights are in {weights.resolve()}, outside of the file's folder; such a "
-            "file is not opened; copy both files"
-        )
-    if not weights.is_file():
-        raise CheckpointError(f"{path}: its weights {weights.name} are missing; copy both files")
+        problem = f"in {weights.resolve()}, outside of the file's folder; such a file is not opened"
+    elif not weights.is_file():
+        problem = f"missing: {weights.name}"
+    if problem:
+        raise CheckpointError(f"{path}: its weights are {problem}; copy both files")
 
 
 def _messages(proto: Any) -> Iterator[Any]:
@@ -407,21 +403,18 @@ def _read_openvino(path: Path) -> tuple[str | None, str]:
     Raises:
         CheckpointError: weights that are missing, cut off, or a link out of the folder.
     """
-    if path.stat().st_size > MAX_XML:
-        raise ValueError("it is too large for a graph")
-    text = path.read_bytes()
+    with path.open("rb") as file:
+        text = file.read(MAX_XML + 1)
     # entities may expand without end, and name other files; the format has none
-    if re.search(rb"<!(DOCTYPE|ENTITY)|\0", text):
-        raise ValueError("with a DOCTYPE or zero bytes, as no model has")
+    if len(text) > MAX_XML or re.search(rb"<!(DOCTYPE|ENTITY)|\0", text):
+        raise ValueError("too large for a graph, or with a DOCTYPE or zero bytes, as no model has")
     root = ElementTree.fromstring(text)
-    if root.tag != "net" or root.find("layers") is None:
-        raise ValueError("expected <net> with <layers>")
     weights = path.with_suffix(".bin")
     _refuse_outside(path, weights)
     needed = 0
     for data in root.iterfind("layers/layer/data"):
         # weights are at an offset of the .bin file
-        needed = max(needed, _whole(data.get("offset")) + _whole(data.get("size")))
+        needed = max(needed, int(data.get("offset") or 0) + int(data.get("size") or 0))
     if needed > weights.stat().st_size:
         raise CheckpointError(
             f"{weights}: truncated: {weights.stat().st_size} of {needed} bytes; copy or export "
@@ -431,13 +424,6 @@ def _read_openvino(path: Path) -> tuple[str | None, str]:
     if entry is None:
         return None, ""
     return entry.get("value"), file_sha256(weights)
-
-
-def _whole(text: str | None) -> int:
-    """Return a whole number of bytes."""
-    if text is not None and not re.fullmatch(r"[0-9]{1,18}", text):
-        raise ValueError(f"{text!r:.20} is not a number of bytes")
-    return int(text or 0)
 
 
 def _open_openvino(path: Path, description: ArtefactDescription) -> Artefact:

@@ -214,6 +214,7 @@ def _opened(address: str, plain_http: bool) -> HTTPResponse:
 
 def _check(address: str, plain_http: bool = False, before: str = "") -> None:
     """Raise `WebError` for an address that may not be fetched, or not be redirected to."""
+    problem = ""
     try:
         parts = urlsplit(address)
         host = parts.hostname or ""
@@ -221,13 +222,15 @@ def _check(address: str, plain_http: bool = False, before: str = "") -> None:
         raise WebError(f"not a valid address: {error}") from None
     # http of this machine is for tests and local mirrors
     plain_http = plain_http or _network(host) == "here"
-    if parts.scheme != "https" and not (parts.scheme == "http" and plain_http):
-        raise WebError(f"{address}: expected an https:// address")
-    if not host:
-        raise WebError("the address has no host")
     leaves = bool(before) and _network(urlsplit(before).hostname or "") == "public"
-    if leaves and _network(host) != "public":
-        raise WebError(f"the server redirects to {address}, in a private network; refused")
+    if parts.scheme != "https" and not (parts.scheme == "http" and plain_http):
+        problem = f"{address}: expected an https:// address"
+    elif not host:
+        problem = "the address has no host"
+    elif leaves and _network(host) != "public":
+        problem = f"the server redirects to {address}, in a private network; refused"
+    if problem:
+        raise WebError(problem)
 
 
 def _network(host: str) -> str:

@@ -148,11 +148,9 @@ def read_json(path: Path) -> dict[str, Any]:
         # before it is read: memory is the limit
         size = path.stat().st_size
         if size > MAX_BYTES:
-            raise CheckpointError(f"{path}: {size} bytes are too many for a JSON description")
+            raise ValueError(f"{size} bytes are too many for a JSON description")
         document = parse_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: not valid JSON: {error}") from None
     if not isinstance(document, dict):
         raise CheckpointError(f"{path}: expected a JSON object")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fnmatch
 import glob
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike, fspath
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -18,7 +16,7 @@ from PIL import Image
 from vitkit.data.images.integrity import IMAGE_ENDINGS
 from vitkit.errors import DataError, SettingError
 from vitkit.io.download import is_web_address
-from vitkit.messages import did_you_mean, escape, nearest_parent, plural
+from vitkit.messages import did_you_mean, escape, nearest_parent
 from vitkit.prediction.images import (
     AnyImage,
     ImageGroup,
@@ -179,56 +177,31 @@ def _find_files(name: str, warnings: list[str], datasets: Sequence[str]) -> Imag
         # every link is followed, as the user named the folder
         listing = list_folder(path, follow_links=True)
         warnings += (f"{escape(path)}: {warning}" for warning in listing.warnings())
-        if not listing.images:
-            raise DataError(f"{escape(path)}: no images in this folder; {_EXPECTED}")
-        return files_group([os.path.join(path, *parts) for parts in listing.images], path)
-    if os.path.exists(path):
-        if path.suffix.lower() in _HINTS:
-            hint = _HINTS[path.suffix.lower()].format(escape(name))
-            raise DataError(f"{escape(name)}: {_NO_IMAGE}{hint}")
-        return files_group([name])  # a named file needs no image extension
-    if glob.has_magic(name):
+        if listing.images:
+            return files_group([os.path.join(path, *parts) for parts in listing.images], path)
+        problem = f"no images in this folder; {_EXPECTED}"
+    elif os.path.exists(path):
+        if path.suffix.lower() not in _HINTS:
+            return files_group([name])  # a named file needs no image extension
+        problem = f"not an image; {_HINTS[path.suffix.lower()].format(escape(name))}"
+    elif glob.has_magic(name):
         files = _match_files(name)
-        folder = _literal_folder(name)
-        if not files:
-            raise DataError(f"{escape(name)}: no image matches; {_contents(folder)}")
-        return files_group(files, folder)
-    if "://" in name:
-        raise DataError(
-            f"{escape(name)}: expected an http:// or https:// address of an image, or a path"
-        )
-    if os.path.islink(path):
-        place = escape(os.readlink(path))
-        raise DataError(f"{escape(name)}: no such image; this link leads to {place}, which is gone")
-    near = did_you_mean(name, datasets)
-    raise DataError(f"{escape(name)}: no such image{near}; {nearest_parent(path)}")
+        if files:
+            return files_group(files, Path(os.path.commonpath(map(os.path.dirname, files))))
+        problem = f"no image matches; {_EXPECTED}; {nearest_parent(path)}"
+    elif "://" in name:
+        problem = "expected an http:// or https:// address of an image, or a path"
+    else:
+        problem = f"no such image{did_you_mean(name, datasets)}; {nearest_parent(path)}"
+    raise DataError(f"{escape(name)}: {problem}")
 
 
-_NO_IMAGE = "not an image; "
 _HINTS = {
     ".tar": "open shards as wds:{}",
     ".txt": "if it is a list of paths, one per line, pass - and send the file: - < {}",
 }
 """Ending of a file -> what to write instead of its name."""
 _EXPECTED = f"expected files ending in {', '.join(IMAGE_ENDINGS)}"
-
-
-def _contents(folder: Path) -> str:
-    """Describe the contents of a folder that a pattern may refer to."""
-    from vitkit.data.sources.image_folder import count_by_kind
-
-    if not os.path.isdir(folder):
-        return nearest_parent(folder)
-    try:
-        entries = [*folder.iterdir()]
-    except PermissionError:  # then no file in it matched
-        return f"the folder {escape(folder)} cannot be listed"
-    files = Counter(entry.suffix.lower() for entry in entries if not entry.is_dir())
-    if files:
-        return f"the folder {escape(folder)} has {count_by_kind(files)}; {_EXPECTED}"
-    if entries:
-        return f"the folder {escape(folder)} has {plural(len(entries), 'folder')} and no files"
-    return f"the folder {escape(folder)} is empty"
 
 
 def as_list(images: Images) -> Iterable[AnyImage]:
@@ -263,44 +236,12 @@ def _match_files(pattern: str) -> list[str]:
                 found.add(os.path.join(folder, *path))
         return sorted(name for name in found if not os.path.isdir(name))
     at = parts.index(ANY_FOLDERS)
-    start, rest = Path(*parts[:at]), parts[at:]
+    start, rest = Path(*parts[:at]), parts[at + 1 :]
     found = set()
     # folders before the stars may have wildcards, too
     for folder in filter(os.path.isdir, glob.glob(str(start)) if at else ["."]):
         # the listing follows links and ends where they lead in circles, which `glob` does not
         for path in list_folder(Path(folder), follow_links=True).images:
-            if _matches(path, rest):
+            if not rest or PurePath(*path).match(os.path.join(*rest)):
                 found.add(os.path.join(folder, *path) if at else os.path.join(*path))
     return sorted(found)
-
-
-def _literal_folder(pattern: str) -> Path:
-    """Return the folders at the beginning of a pattern that have no wildcard.
-
-    >>> _literal_folder("photos/2024/*/a.png").as_posix()
-    'photos/2024'
-    """
-    folder = Path()
-    for part in Path(pattern).parts[:-1]:
-        if glob.has_magic(part):
-            break
-        folder /= part
-    return folder
-
-
-def _matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Return True if the parts of a path match those of a pattern, `**` any number of them.
-
-    A pattern that ends in `**` matches all files below.
-
-    >>> _matches(("a", "b", "1.png"), ("**", "*.png")), _matches(("1.png",), ("**", "a", "*"))
-    (True, False)
-    """
-    if not pattern:
-        return not path
-    first, *rest = pattern
-    if first == ANY_FOLDERS:
-        if not rest:
-            return True
-        return any(_matches(path[skipped:], rest) for skipped in range(len(path)))
-    return bool(path) and fnmatch.fnmatchcase(path[0], first) and _matches(path[1:], rest)

