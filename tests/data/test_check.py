@@ -20,7 +20,7 @@ from vitkit.data.checks import scan
 from vitkit.data.checks.check import check_dataset, drop_or_refuse_unreadable
 from vitkit.data.checks.scan import scan_split
 from vitkit.data.datasets.dataset import FileSplit
-from vitkit.data.datasets.pixel_cache import LEAST_CACHED, cached, file_digests
+from vitkit.data.datasets.pixel_cache import LEAST_CACHED, file_digests
 
 GOOD = 12
 
@@ -220,12 +220,6 @@ def test_a_damaged_memory_is_an_empty_one(
     assert check(photos).recalled == 50
 
 
-def test_a_cache_that_cannot_be_written_costs_nothing_but_time(photos: Path, cache: Path) -> None:
-    cache.write_text("a file where a folder should be")
-    for _ in range(2):
-        assert check(photos).recalled == 0
-
-
 def test_a_check_that_is_broken_off_is_not_lost(
     photos: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,18 +233,6 @@ def test_a_check_that_is_broken_off_is_not_lost(
         check_dataset(open_dataset(photos), workers=1, advance=break_off)
     assert check(photos).recalled >= 16
     assert threading.active_count() < 20
-
-
-def test_images_with_decoded_copies_are_not_decoded_again(
-    photos: Path, tmp_path: Path, decoded: list[str]
-) -> None:
-    copies = cached(open_dataset(photos), tmp_path / "pixels")
-    decoded.clear()
-    report = check(copies)
-    assert decoded == []
-    assert report.recalled == 0
-    assert not report.problems
-    assert check(photos).findings == report.findings
 
 
 def test_many_digests_are_remembered_and_follow_the_files(tmp_path: Path) -> None:

@@ -105,15 +105,6 @@ def test_a_split_column(images: Path) -> None:
     assert contents(open_dataset(again)) == contents(dataset)
 
 
-def test_a_class_that_train_lacks(images: Path) -> None:
-    text = "path,label,split\nx/0.png,a,train\nx/1.png,b,train\nx/2.png,c,val\nx/3.png,a,val\n"
-    data = listing(images, text)
-    assert "val has 1 class that train lacks: 'c'" in refusal(data)
-    opened = open_dataset(data, ignore_extra_classes=True)
-    assert contents(opened)["val"] == {("a", 3)}
-    assert opened.splits["val"].name(0) == "x/3.png (line 5)"
-
-
 BAD_ROWS = {
     "x/1.png": "line 3: no label",
     "x/1.png,": "line 3: no label",

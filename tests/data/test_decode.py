@@ -68,12 +68,6 @@ def test_corrupt_exif_is_ignored(exif: bytes) -> None:
     np.testing.assert_array_equal(decode(encode(PHOTO, "JPEG", exif=exif)), expected)
 
 
-def test_grey_is_repeated() -> None:
-    grey = NOISE[:, :, 0]
-    pixels = decode(encode(Image.fromarray(grey), "PNG"))
-    np.testing.assert_array_equal(pixels, np.repeat(grey[:, :, None], 3, axis=2))
-
-
 @pytest.mark.parametrize(
     "content",
     [

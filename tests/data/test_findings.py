@@ -190,16 +190,6 @@ def test_one_image_under_two_labels(root: Path) -> None:
     assert repeated.severity == "note"
 
 
-def test_repeated_images_are_counted_once_each(root: Path) -> None:
-    content = (root / "train" / "cat" / "0.png").read_bytes()
-    for name in ("a", "b"):
-        (root / "train" / "cat" / f"{name}.png").write_bytes(content)
-    (repeated,) = findings_of(root, "duplicate")
-    assert (repeated.count, repeated.split) == (2, "train")
-    assert repeated.images == (("train/cat/0.png", "train/cat/a.png", "train/cat/b.png"),)
-    assert findings_of(root, "leak") == findings_of(root, "two labels") == []
-
-
 def test_the_report_is_json_and_its_kinds_are_known(root: Path) -> None:
     (root / "val" / "cat" / "bad.png").write_bytes(b"words")
     (root / "val" / "cat" / "copy.png").write_bytes((root / "train/cat/0.png").read_bytes())

@@ -88,14 +88,6 @@ def test_a_folder_of_save_to_disk(tmp_path: Path, several: bool) -> None:
     assert "gone-00000-of-00001.arrow" in message
 
 
-def test_class_names_of_the_schema_keep_their_order(tmp_path: Path) -> None:
-    table(tmp_path / "train.parquet", [1, 0, 1], names=["zebra", "ape", "cat"])
-    dataset = open_dataset(tmp_path)
-    assert dataset.classes == ("zebra", "ape", "cat")
-    assert dataset.splits["train"].labels.tolist() == [1, 0, 1]
-    assert "train has no images of class 'cat'" in dataset.notes
-
-
 @pytest.mark.parametrize("kind", ["int8", "int64", "string", "large_string", "dictionary"])
 def test_labels_of_each_type(tmp_path: Path, kind: str) -> None:
     labels: Any = pa.array(["10", "9", "10"])

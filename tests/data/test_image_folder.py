@@ -90,18 +90,6 @@ def test_files_with_other_endings_are_counted(tmp_path: Path) -> None:
     assert warning in drop_or_refuse_unreadable(dataset, "refuse")[1].warnings()
 
 
-def test_numeric_class_names_are_in_natural_order(tmp_path: Path) -> None:
-    counts = {f"train/{name}": 1 for name in ("10", "9", "2", "1")}
-    dataset = open_dataset(folder(tmp_path, {**counts, "val/10": 1, "val/2": 1}))
-    assert dataset.classes == ("1", "2", "9", "10")
-    val = dataset.splits["val"]
-    assert {val.name(i): dataset.classes[val.labels[i]] for i in range(2)} == {
-        "val/2/0.png": "2",
-        "val/10/0.png": "10",
-    }
-    assert "val has no images of classes '1', '9'" in dataset.notes
-
-
 def test_a_flat_folder_is_split_70_10_20(tmp_path: Path) -> None:
     dataset = open_dataset(folder(tmp_path, {"cat": 100, "dog": 50}))
     sizes = {name: Counter(split.labels.tolist()) for name, split in dataset.splits.items()}

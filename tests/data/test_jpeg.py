@@ -129,13 +129,6 @@ def test_other_files_are_never_decoded_smaller():
         assert pixels.shape == decode(content).shape == (*size, 3)
 
 
-def test_inks_are_left_to_pillow(with_and_without, fast):
-    content = encode(PHOTOGRAPH.convert("CMYK"), "JPEG")
-    ours, pillows = with_and_without(lambda: decode(content))
-    assert fast == [False, False]
-    np.testing.assert_array_equal(ours, pillows)
-
-
 def damaged(seed: int) -> Iterator[bytes]:
     """JPEGs cut short, closed again, flipped, spliced, with bytes lost or added."""
     draw = random.Random(seed)

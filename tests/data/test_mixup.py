@@ -11,7 +11,6 @@ from scipy import stats
 from vitkit import SettingError
 from vitkit.data.augmentation.mixing import Mixing, Mixture
 from vitkit.data.augmentation.pipeline import BatchTransform
-from vitkit.data.loading.crop_flip import Augmentation
 
 SIZE = (20, 28)
 STEPS = range(700)
@@ -102,14 +101,6 @@ def test_targets_are_probabilities_whether_or_not_a_batch_is_mixed():
     assert fed.mixture is None
     assert torch.equal(fed.targets, torch.eye(10)[:4])
     assert feed(batch(images(4, size=SIZE)), 0).targets.dtype == torch.float32
-
-
-def test_what_is_mixed_was_augmented_and_erased_before():
-    pixels, settings = images(8, size=SIZE), Augmentation(aa="trivial", reprob=0.5)
-    apart = BatchTransform(preprocess(3, SIZE), CPU, settings)(batch(pixels), step=1)
-    mixing = Mixing(num_classes=10, mixup=0.8)
-    fed = BatchTransform(preprocess(3, SIZE), CPU, settings, mixing)(batch(pixels), step=1)
-    torch.testing.assert_close(fed.images, fed.mixture.images(apart.images))
 
 
 @pytest.mark.parametrize(

@@ -121,17 +121,6 @@ def test_images_without_a_split_are_divided_like_those_of_a_folder():
     assert again.fingerprint != dataset.fingerprint
 
 
-def test_the_fingerprint_is_of_every_pixel_label_and_class():
-    marks = {vitkit.open_dataset((IMAGES, LABELS)).fingerprint}
-    other = IMAGES.copy()
-    other[17, 2, 3, 1] ^= 1
-    marks.add(vitkit.open_dataset((other, LABELS)).fingerprint)
-    marks.add(vitkit.open_dataset((IMAGES, LABELS[::-1])).fingerprint)
-    marks.add(vitkit.open_dataset((IMAGES, LABELS), classes=["a", "b", "c"]).fingerprint)
-    assert len(marks) == 4
-    assert vitkit.open_dataset((IMAGES.copy(), LABELS)).fingerprint in marks
-
-
 def test_class_names_are_those_of_the_dataset():
     dataset = Items(lambda i: (IMAGES[i], LABELS[i]), classes=["ant", "bee", "cat", "dog"])
     assert vitkit.open_dataset({"train": dataset}).classes == ("ant", "bee", "cat", "dog")
@@ -139,13 +128,6 @@ def test_class_names_are_those_of_the_dataset():
     opened = vitkit.open_dataset({"train": subset})
     assert opened.classes == ("ant", "bee", "cat", "dog")
     assert np.array_equal(opened.splits["train"].labels, LABELS[::2])
-
-
-def test_grey_images_keep_one_channel():
-    grey = IMAGES[..., 0]
-    for data in ((grey, LABELS), Items(lambda i: (torch.from_numpy(grey[i]), LABELS[i]))):
-        train = vitkit.open_dataset({"train": data}).splits["train"]
-        assert np.array_equal(train.read(5), grey[5][..., None])
 
 
 def test_a_dataset_of_hugging_face_is_opened_by_its_features(tmp_path):

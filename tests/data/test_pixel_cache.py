@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import signal
-import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -199,19 +198,6 @@ def test_a_run_that_is_killed_leaves_nothing_that_counts(folder: Dataset, tmp_pa
     assert whole(tmp_path / "c") == 1
     assert not half.exists()
     np.testing.assert_array_equal(dataset.splits["val"].read(5), folder.splits["val"].read(5))
-
-
-def test_two_runs_at_once_make_it_once(
-    folder: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = decodes(monkeypatch)
-    runs = [threading.Thread(target=cached, args=(folder, tmp_path / "c")) for _ in range(3)]
-    for run in runs:
-        run.start()
-    for run in runs:
-        run.join()
-    assert len(seen) == 30
-    assert whole(tmp_path / "c") == 1
 
 
 def test_a_full_disk_is_a_note_and_leaves_nothing(
