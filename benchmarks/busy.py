@@ -35,12 +35,13 @@ def child(recipe: str, amp: str, threads: int) -> None:
     from vitkit.data.datasets.dataset import ArraySplit, Dataset
     from vitkit.data.loading.crop_flip import Augmentation
     from vitkit.data.loading.loader import TrainingSteps
+    from vitkit.models.attention import use_attention
     from vitkit.models.presets import preset
     from vitkit.models.vit import ViT
     from vitkit.training.config.train_config import TrainConfig
-    from vitkit.training.plan import Plan
+    from vitkit.training.optimization.optimizers import configured_optimizer
+    from vitkit.training.plan import Plan, make_step
     from vitkit.training.recipes import recipe_settings
-    from vitkit.training.tuning import trial
 
     torch.set_num_threads(threads)
     settings = recipe_settings(recipe)
@@ -57,7 +58,9 @@ def child(recipe: str, amp: str, threads: int) -> None:
     plan = Plan(config=config, dataset=Dataset("noise", classes, {"train": split}, "noise"),
                 spec=spec, preprocess=preprocess, steps=steps, device=torch.device("cpu"),
                 workers=0, notes=())  # fmt: skip
-    step, batch = trial(plan, ViT(spec)), steps[0]
+    model = ViT(spec).train()
+    use_attention(model, "plain")
+    step, batch = make_step(plan, model, configured_optimizer(model, config)), steps[0]
     for line in sys.stdin:
         start = time.perf_counter()
         for number in range(int(line)):

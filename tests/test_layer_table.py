@@ -67,7 +67,7 @@ def test_any_module_works_and_a_wrong_input_is_named():
         vitkit.summary(net, (1, 3, 9, 9))
     with pytest.raises(ShapeError, match="Sequential has no spec; pass input_size"):
         vitkit.summary(net)
-    with pytest.raises(ShapeError, match=r"input_size 9 is one number; pass a shape, .* 9, 9\)"):
+    with pytest.raises(ShapeError, match="pass input_size, a shape such as"):
         vitkit.summary(net, 9)
 
 

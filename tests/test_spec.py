@@ -23,7 +23,7 @@ from vitkit import SpecError
         ({"depth": 0}, "depth = 0: must be 1 or more"),
         ({"dept": 3}, "no field 'dept' .did you mean 'depth'"),
         ({"zzzzzz": 3}, "no field 'zzzzzz'$"),
-        ({"drop_path": 1.0}, "drop_path = 1.0: must be from 0 to below 1"),
+        ({"drop_path": 1.0}, "drop_path = 1.0: must be below 1"),
         ({"in_channels": 4}, "in_channels = 4"),
         ({"activation": "gelo"}, "activation = 'gelo'"),
         ({"class_token": False}, "pooling 'cls' needs class_token=True"),

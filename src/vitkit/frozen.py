@@ -137,33 +137,9 @@ def _one_line_error(cls: type[Any], error: ValidationError, raises: type[UserErr
     elif kind == "value_error":
         text = f"{cls.__name__}: {first['ctx']['error']!s}"
     else:
-        both = _range(cls, name) if kind in BOUNDS else None
-        wanted = both or _all_expected([one for one in problems if one["loc"][0] == name])
+        wanted = _all_expected([one for one in problems if one["loc"][0] == name])
         return raises.about(name, first["input"], wanted, others)
     return raises(text + others)
-
-
-BOUNDS = ("greater_than_equal", "greater_than", "less_than_equal", "less_than")
-"""Kinds of pydantic's errors about a number that is too small or too large."""
-
-
-def _range(cls: type[Any], name: str) -> str | None:
-    """Describe the range of a field, or return None unless its upper end is 1 or below."""
-    bounds: dict[str, float] = {}
-    for fact in cls.__pydantic_fields__[name].metadata:
-        for kind in ("ge", "gt", "le", "lt"):
-            if hasattr(fact, kind):
-                bounds[kind] = getattr(fact, kind)
-    # larger limits are only guards, of no interest to a user
-    if max(bounds.values(), default=0) > 1:
-        return None
-    if bounds.keys() == {"ge", "le"}:
-        return f"must be from {bounds['ge']:g} to {bounds['le']:g}"
-    if bounds.keys() == {"ge", "lt"}:
-        return f"must be from {bounds['ge']:g} to below {bounds['lt']:g}"
-    if bounds.keys() == {"gt", "le"}:
-        return f"must be above {bounds['gt']:g} and at most {bounds['le']:g}"
-    return None
 
 
 EXPECTATIONS = {

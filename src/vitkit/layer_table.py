@@ -299,19 +299,14 @@ def _cells(row: LayerRow, count: int) -> dict[str, str]:
 
 
 def _input_size(module: nn.Module, requested: Sequence[int] | None) -> tuple[int, ...]:
-    if isinstance(requested, int):
-        raise ShapeError(
-            f"input_size {requested} is one number; pass a shape, such as (1, 3, {requested}, "
-            f"{requested})"
-        )
-    if requested is not None:
-        return tuple(requested)
     spec = getattr(module, "spec", None)
-    if spec is None:
+    if requested is None and spec is not None:
+        return (1, spec.in_channels, *spec.image_size)
+    if requested is None or isinstance(requested, int):
         raise ShapeError(
-            f"{type(module).__name__} has no spec; pass input_size, such as (1, 197, 768)"
+            f"{type(module).__name__} has no spec; pass input_size, a shape such as (1, 197, 768)"
         )
-    return (1, spec.in_channels, *spec.image_size)
+    return tuple(requested)
 
 
 def _shape(tensor: Any) -> tuple[int, ...]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
 from vitkit.errors import SettingError, SpecError
-from vitkit.messages import did_you_mean
 
 
 def _by_name(table: Mapping[str, str]) -> dict[str, str]:
@@ -320,42 +319,3 @@ def _pooling_fields(
     if "global_pool" in theirs and "norm_before_pool" not in fields and follows_rule:
         decided["norm_before_pool"] = not pooling.startswith("mean")
     return decided
-
-
-_FORMATS = _by_name(
-    {
-        "huggingface": "huggingface hf hub hugging_face huggingface_hub transformers",
-        "timm": "timm pytorch_image_models rwightman",
-        "torchvision": "torchvision tv",
-        "google": "google augreg big_vision flax jax npz vision_transformer",
-        "deit": "deit facebook meta",
-        "dinov2": "dinov2 dino",
-        "lucidrains": "lucidrains vit_pytorch",
-        "vitkit": "vitkit bin native pt pth pytorch safetensors torch",
-    }
-)
-"""Word for a format, in lower case, with _ for hyphens and spaces -> the format."""
-_EXPORTS = ("coreml", "onnx", "openvino", "tensorrt", "tflite", "torchscript")
-"""Formats of programs, not of weights."""
-
-
-def right_word(word: str, choices: Sequence[str]) -> str:
-    """Return a hint for an unknown format name: an alias's hint, or the nearest choice."""
-    return answer_to(word) or did_you_mean(word, choices)
-
-
-def answer_to(word: str) -> str:
-    """Return the hint for an alias; empty for an unknown word.
-
-    >>> answer_to("Hugging-Face")
-    '; pass --to huggingface'
-    """
-    plain = word.lower().lstrip(".").replace("-", "_").replace(" ", "_")
-    if plain in _EXPORTS:
-        return f"; export a model to {word} from Python, as torch does: vitkit.load(FILE).model"
-    if plain == "dinov3":
-        return "; DINOv3's models are written by --to timm"
-    if plain not in _FORMATS:
-        return ""
-    end = ", which writes one .safetensors file" if _FORMATS[plain] == "vitkit" else ""
-    return f"; pass --to {_FORMATS[plain]}{end}"

@@ -18,7 +18,7 @@ Key = int | np.integer | np.ndarray
 
 @unique
 class Draw(IntEnum):
-    """What is drawn at random: a key of its own for each, beside the seed and the image or step.
+    """Purposes of random numbers, with a key of its own for each, beside the seed and the image.
 
     New ones get new numbers; those in use must never change.
     """

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from numbers import Integral
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, SupportsIndex
 
@@ -196,19 +197,9 @@ class ViTSpec(Described):
     """`linear`: stochastic depth rises from 0 at the first block; `constant`: equal in all."""
 
     def __post_init__(self) -> None:
-        for side, image, patch in zip("HW", self.image_size, self.patch_size, strict=True):
-            if image % patch:
-                below = image // patch * patch
-                nearest = f"{below} or {below + patch}" if below else f"{patch}"
-                raise SpecError(
-                    f"image_size {image} ({side}) is not divisible by patch_size {patch}; "
-                    f"the nearest sizes that are: {nearest}"
-                )
         # pydantic has checked each field by itself; these checks are between fields.
-        head_width = resolve_head_width(self.width, self.num_heads, self.head_width)
-        _check_widths(self, head_width)
-        _check_stem(self)
-        _check_tokens(self)
+        for problem in chain(_of_sizes(self), _of_stem(self), _of_tokens(self)):
+            raise SpecError(problem)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -261,70 +252,77 @@ def _multiples(number: int, divisor: int) -> str:
     return str(below if below and number - below < above - number else above)
 
 
-def _check_widths(spec: ViTSpec, head_width: int) -> None:
+def _of_sizes(spec: ViTSpec) -> Iterator[str]:
+    for side, image, patch in zip("HW", spec.image_size, spec.patch_size, strict=True):
+        if image % patch:
+            below = image // patch * patch
+            nearest = f"{below} or {below + patch}" if below else f"{patch}"
+            yield (
+                f"image_size {image} ({side}) is not divisible by patch_size {patch}; "
+                f"the nearest sizes that are: {nearest}"
+            )
+    head_width = resolve_head_width(spec.width, spec.num_heads, spec.head_width)
     needs = {"sincos_1d": (2, spec.width, "width"), "rope": (4, head_width, "head width")}
     for name in ("sincos_2d", "sincos_2d_moco", "sincos_2d_mae"):
         needs[name] = (4, spec.width, "width")
     # Sines come in pairs with cosines; two coordinates need two pairs.
     divisor, number, noun = needs.get(spec.positions, (1, spec.width, "width"))
     if number % divisor:
-        raise SpecError(
+        yield (
             f"positions {spec.positions!r} need a {noun} divisible by {divisor}, not {number}; "
             f"the nearest is {_multiples(number, divisor)}"
         )
     if spec.positions != "rope" and spec.rope_temperature != ViTSpec.rope_temperature:
-        raise SpecError(
+        yield (
             f"rope_temperature {spec.rope_temperature:g} has no effect with positions "
             f"{spec.positions!r}; set positions to 'rope', or leave it out"
         )
     # The gate of a SwiGLU is always silu; a field that says otherwise would be a silent mistake.
     if spec.mlp != "plain" and spec.activation != "silu":
-        raise SpecError(
+        yield (
             f"mlp {spec.mlp!r} has a silu gate, and activation is {spec.activation!r}; set "
             "activation to 'silu', or mlp to 'plain'"
         )
 
 
-def _check_stem(spec: ViTSpec) -> None:
+def _of_stem(spec: ViTSpec) -> Iterator[str]:
     if spec.stem != "resnet":
         for name, plain in (("resnet_layers", ()), ("resnet_variant", "published")):
             value = getattr(spec, name)
             if value != plain:
-                raise SpecError(f"{name} {value!r} needs stem 'resnet', not {spec.stem!r}")
+                yield (f"{name} {value!r} needs stem 'resnet', not {spec.stem!r}")
         return
     # the pooling of jeonsworld's stem makes a map that is one cell too small for fewer stages
     fewest = 2 if spec.resnet_variant == "jeonsworld" else 0
     if not fewest <= len(spec.resnet_layers) < len(STAGE_STRIDES):
-        raise SpecError(
+        yield (
             f"resnet_layers {spec.resnet_layers} has {plural(len(spec.resnet_layers), 'stage')}; "
             f"a {spec.resnet_variant} ResNet has {fewest} to {len(STAGE_STRIDES) - 1}"
         )
     stride = STAGE_STRIDES[len(spec.resnet_layers)]
     for patch in spec.patch_size:
         if patch % stride:
-            raise SpecError(
+            yield (
                 f"patch_size {patch} is not divisible by {stride}, the stride of a ResNet of "
                 f"{plural(len(spec.resnet_layers), 'stage')}; the nearest is "
                 f"{_multiples(patch, stride)}"
             )
 
 
-def _check_tokens(spec: ViTSpec) -> None:
+def _of_tokens(spec: ViTSpec) -> Iterator[str]:
     # DeiT's two heads read one token each, so there is nothing to pool.
     if spec.distillation_token and (not spec.class_token or spec.pooling != "cls"):
-        raise SpecError(
+        yield (
             "distillation_token needs class_token=True and pooling 'cls', not "
             f"class_token={spec.class_token} and pooling {spec.pooling!r}"
         )
     if spec.distilled_readout == "cls" and not spec.distillation_token:
-        raise SpecError(
+        yield (
             "distilled_readout 'cls' needs distillation_token=True; set it, or leave out "
             "distilled_readout"
         )
     if spec.pooling in ("cls", "cls_mean") and not spec.class_token:
-        raise SpecError(
-            f"pooling {spec.pooling!r} needs class_token=True; set it, or use pooling 'mean'"
-        )
+        yield (f"pooling {spec.pooling!r} needs class_token=True; set it, or use pooling 'mean'")
 
 
 Interpolation = Literal["nearest", "bilinear", "bicubic"]
@@ -357,16 +355,19 @@ class Preprocess(Described):
     """Share of the shorter side that the centre crop keeps; `fit="squash"` crops nothing."""
 
     def __post_init__(self) -> None:
+        problem = ""
         if len(self.mean) != len(self.std):
-            raise SpecError(f"mean has {len(self.mean)} channels and std has {len(self.std)}")
-        if min(self.std) <= 0:
-            raise SpecError(f"std {self.std} must be positive in every channel")
+            problem = f"mean has {len(self.mean)} channels and std has {len(self.std)}"
+        elif min(self.std) <= 0:
+            problem = f"std {self.std} must be positive in every channel"
         # The image before the crop is held in memory: a forged ratio must not exhaust it.
-        if max(self.image_size) > 2**14 * self.crop_ratio:
-            raise SpecError(
+        elif max(self.image_size) > 2**14 * self.crop_ratio:
+            problem = (
                 f"image_size {self.image_size} with crop_ratio {self.crop_ratio:g} enlarges "
                 f"images to more than {2**14} pixels; use a smaller size or a larger ratio"
             )
+        if problem:
+            raise SpecError(problem)
 
     @property
     def channels(self) -> int:

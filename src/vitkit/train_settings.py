@@ -126,9 +126,6 @@ class TrainSettings(TypedDict, total=False):
     """Peak learning rate for this batch size, above 0; it is never rescaled silently. Default:
     1e-3; 5e-4 with --pretrained; that of the model's recipe where the model is chosen by the
     data."""
-    find_lr: bool
-    """Before training, raise the learning rate on a copy of the model and use a tenth of the rate
-    with the lowest loss; replaces `lr`."""
     min_lr: float
     """Learning rate at the end of the schedule, 0 or more; not used by `--sched constant`."""
     sched: Literal["cosine", "linear", "constant", "rsqrt"]
@@ -272,9 +269,6 @@ class TrainSettings(TypedDict, total=False):
     report: bool
     """Write report.html at the end, a page with the results of the run for any browser; it takes
     about two seconds, and more where many mistakes are large images."""
-    save_augmented_grid: bool
-    """Before the first step, write the first training batch as the model sees it, with its labels,
-    to augmented.png."""
     logger: Sequence[Literal["wandb", "mlflow"]]
     """Experiment trackers that also receive the metrics: `wandb`, `mlflow`."""
     quiet: bool
@@ -310,7 +304,6 @@ NOT_OF_THE_KIND = (
     "log_examples",
     "plots",
     "report",
-    "save_augmented_grid",
     "logger",
     "quiet",
 )

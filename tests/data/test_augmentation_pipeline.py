@@ -12,8 +12,7 @@ import torch
 
 import vitkit
 from vitkit import Callback, SettingError
-from vitkit.training.config.data_settings import AugmentationSettings
-from vitkit.training.config.train_config import USUAL
+from vitkit.training.config.train_config import USUAL, AugmentationSettings
 
 RNG = np.random.default_rng(0)
 COLOUR = RNG.integers(0, 256, (40, 57, 3), np.uint8)

@@ -163,7 +163,6 @@ def test_nearest_neighbours_are_looked_at_and_nothing_is_written(tmp_path):
             {"cutmix": 1.0, "model_ema": True},
             "model_ema and cutmix cannot be combined with --probe",
         ),
-        ({"find_lr": True}, "find_lr cannot be combined with --probe"),
         ({"mixup_prob": 0.5}, "mixup_prob cannot be combined with --probe"),
         ({"pretrained": None}, "pass --pretrained"),
         (

@@ -235,7 +235,7 @@ def test_a_backbone_that_does_not_fit_is_refused():
         ({"qkv_bias": "key"}, "qkv_bias"),
         ({"layer_scale": 0.0}, "layer_scale = 0.0: must be above 0"),
         ({"num_registers": -1}, "num_registers = -1"),
-        ({"patch_dropout": 1.0}, "patch_dropout = 1.0: must be from 0 to below 1"),
+        ({"patch_dropout": 1.0}, "patch_dropout = 1.0: must be below 1"),
         ({"block": "sandwich"}, "block = 'sandwich'"),
     ],
 )

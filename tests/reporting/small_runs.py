@@ -47,5 +47,5 @@ def photo_run(folder: Path, **settings: Any) -> Path:
             image.save(place / f"{HOSTILE}{index:02}>.png")
     spec = {"image_size": 32, "patch_size": 16, "width": 32, "depth": 1, "num_heads": 2,
             "mlp_width": 64}  # fmt: skip
-    asked = {"spec": spec, "batch_size": 32, "save_augmented_grid": True, **SMALL, **settings}
+    asked = {"spec": spec, "batch_size": 32, **SMALL, **settings}
     return vitkit.train(folder / "images", output=folder / "run", **asked).run

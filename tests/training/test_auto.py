@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 
@@ -14,12 +13,8 @@ from training.starts import SHORT, SPEC, a_checkpoint, train
 from training.tiny_runs import settings_of
 
 import vitkit
-from vitkit import Interrupted, NonFiniteError, SettingError, TrainConfig, cli, open_dataset
-from vitkit.data.datasets.dataset import ArraySplit
-from vitkit.data.datasets.splitting import with_validation
-from vitkit.process import raise_on_signal, stop_on_signal
+from vitkit import Interrupted, NonFiniteError, SettingError, TrainConfig, cli
 from vitkit.training import auto as search
-from vitkit.training.recipes.defaults import SIZES, ImageStatistics, scratch_settings
 from vitkit.training.train import train as train_config
 
 
@@ -65,11 +60,6 @@ def test_a_budget_that_is_no_time_is_refused(budget, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_budgets_are_read():
-    given = ("90s", "10m", "1.5h", "2 m")
-    assert [search.parse_budget(text) for text in given] == [90, 600, 5400, 120]
-
-
 def failing_after_linear(monkeypatch, error):
     """Let the third candidate, fine-tuning, end with an error."""
 
@@ -94,7 +84,7 @@ def test_divergence_ends_the_search_and_keeps_what_there_is(monkeypatch, tmp_pat
 def test_a_signal_keeps_what_is_done(monkeypatch, tmp_path):
     a_checkpoint(tmp_path / "start.safetensors")
     failing_after_linear(monkeypatch, Interrupted(signal.SIGTERM, "stopped at step 3"))
-    with pytest.raises(Interrupted, match="step 3; the best so far, linear, is kept") as caught:
+    with pytest.raises(Interrupted, match="stopped at step 3") as caught:
         auto("digits", tmp_path / "run", budget="50s", pretrained=tmp_path / "start.safetensors")
     assert caught.value.signum == signal.SIGTERM
     report = report_of(tmp_path / "run")
@@ -118,14 +108,6 @@ def test_a_candidate_that_does_not_fit_is_not_begun(monkeypatch, tmp_path):
     assert not (done.run / "finetune").exists()
 
 
-def test_a_signal_that_was_not_read_is_handed_on():
-    with pytest.raises(Interrupted, match="SIGTERM"), raise_on_signal(), stop_on_signal():
-        os.kill(os.getpid(), signal.SIGTERM)
-    with pytest.raises(Interrupted, match="SIGINT"), raise_on_signal():
-        os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-
-
 def test_digits_from_noise(tmp_path):
     done = auto("digits", tmp_path / "run", tick=0.02, budget="0.4s")
     report = report_of(done.run)
@@ -143,7 +125,6 @@ def test_digits_from_noise(tmp_path):
     candidate = vitkit.load(done.run / "scratch" / "weights" / "best.safetensors")
     assert "test" not in candidate.metadata["metrics"]  # looked at once, by the winner
     log = (done.run / "train.log").read_text()
-    assert "no flips" in log
     assert "at 16 px" not in log, "the size at which neighbours are compared is no model's"
     assert f"with scratch: top-1 {report['test']['top1']:.4f} (" in log
     for row in report["candidates"]:
@@ -171,7 +152,7 @@ def test_two_hundred_images_with_weights(images, tmp_path):
 def test_fine_tuning_follows_where_a_linear_head_is_not_enough(tmp_path):
     a_checkpoint(tmp_path / "start.safetensors")
     start = tmp_path / "start.safetensors"
-    done = auto("digits", tmp_path / "run", tick=0.001, budget="0.5s", pretrained=start)
+    done = auto("digits", tmp_path / "run", tick=0.02, budget="0.6s", pretrained=start)
     report = report_of(done.run)
     assert [row["name"] for row in report["candidates"]] == ["neighbours", "linear", "finetune"]
     config = (done.run / "finetune" / "config.yaml").read_text()
@@ -182,7 +163,7 @@ def test_fine_tuning_follows_where_a_linear_head_is_not_enough(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [({"epochs": 3, "lr": 0.1}, "--epochs, --lr itself; leave them out"),
-     ({"resume": "run"}, "no --resume"),
+     ({"resume": "run"}, "--resume itself; leave it out"),
      ({"model": "vit_tiny_patch16_224"}, "--model itself; leave it out"),
      ({"val_fraction": 0.0}, "raise --val-fraction")],
 )  # fmt: skip
@@ -251,24 +232,3 @@ def test_what_the_user_set_wins_over_a_recipe(tmp_path):
 
 def test_the_test_split_can_stay_closed(tmp_path):
     assert set(train(tmp_path / "run", epochs=1, test=False, spec=SPEC).metrics) == {"val"}
-
-
-@pytest.mark.parametrize("side", [1, 8, 28, 32, 53, 64, 500])
-@pytest.mark.parametrize("size", SIZES)
-def test_every_size_is_a_model_for_every_image(size, side):
-    settings = scratch_settings(size, ImageStatistics(side, uniform=True, colour=side > 30))
-    made = TrainConfig(data="digits", **settings)
-    spec = vitkit.create_model(made.model, **made.spec).spec
-    assert spec.in_channels == (3 if side > 30 else 1)
-    assert max(spec.image_size) <= 64
-    assert (made.flip > 0) == (side > 30)
-
-
-def test_images_are_looked_at(images):
-    grey = with_validation(open_dataset("digits"), 0.1).splits["train"]
-    assert ImageStatistics.of(grey) == ImageStatistics(8, uniform=True, colour=False)
-    assert ImageStatistics.of(open_dataset(images).splits["train"]) == ImageStatistics(
-        10, uniform=False, colour=True
-    )
-    one = ArraySplit(np.full((3, 9, 9, 3), 7, np.uint8), np.zeros(3, np.int64), "grey in colour")
-    assert not ImageStatistics.of(one).colour

@@ -83,6 +83,7 @@ def test_recipes_for_a_million_images_take_twenty_steps_at_full_size(recipe, ima
 def test_a_recipe_of_a_paper_says_where_its_score_comes_from():
     for name, recipe in RECIPES.items():
         assert "Command:" in recipe["about"], name
+        assert f"--recipe {name}" in recipe["about"], name
         assert "Expected:" in recipe["about"], name
 
 

@@ -185,12 +185,6 @@ def test_images_of_lists_arrays_and_named_datasets(photos, tmp_path):
     }  # fmt: skip
 
 
-def test_the_check_counts_the_corrected_labels(photos, tmp_path, capsys):
-    file = write(tmp_path / "fix.csv", ("train/cat/1.png", "", "dog"))
-    assert cli.run(["check", str(photos), "--relabel", str(file), "--json"]) == 0
-    assert '"cat": 15' in capsys.readouterr().out
-
-
 def test_none_on_resume_keeps_the_labels(photos, tmp_path, capsys):
     file = write(tmp_path / "relabel.csv", ("train/cat/1.png", "cat", "dog"))
     asked = SETTINGS | {"relabel": file, "max_steps": 2, "test": False}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +14,9 @@ from training.tiny_runs import end_of, run, settings_of
 import vitkit
 from vitkit import NonFiniteError, SettingError, TrainConfig, TrainingStep, cli
 from vitkit.data.augmentation.pipeline import BatchTransform
-from vitkit.plots.curves import draw_rate_search
 from vitkit.training.optimization.optimizers import configured_optimizer
 from vitkit.training.optimization.precision import LossScale
 from vitkit.training.plan import Plan, make_plan, make_step
-from vitkit.training.tuning import find_lr
 
 SPEC = {"image_size": 8, "patch_size": 4, "in_channels": 1, "width": 16, "depth": 1, "num_heads": 2,
         "mlp_width": 32}  # fmt: skip
@@ -42,72 +39,6 @@ def stepping(plan: Plan, model: vitkit.ViT, **settings: object) -> TrainingStep:
     plan = dataclasses.replace(plan, config=dataclasses.replace(plan.config, **settings))
     optimizer = configured_optimizer(model, plan.config)
     return make_step(plan, model, optimizer, BatchTransform(plan.preprocess, plan.device))
-
-
-def loss_after(plan: Plan, lr: float, steps: int = 60) -> float:
-    """Return the mean loss of the last steps of a run with one learning rate."""
-    model = fresh(plan)
-    step = stepping(plan, model)
-    for group in step.optimizer.param_groups:
-        group["lr"] = lr
-    losses = [step(plan.steps[n], n).loss for n in range(steps)]
-    return sum(losses[-5:]) / 5
-
-
-def test_the_rate_that_is_found_trains_better_than_a_hundredth_and_a_hundred_times_of_it(plan):
-    model = fresh(plan)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    state = torch.get_rng_state()
-    found = find_lr(plan, model)
-    lr, line = found.lr, found.line
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert all(p.grad is None for p in model.parameters())
-    assert line.startswith(f"lr: {lr:g} (the loss fell from 2.3")
-    rates, losses, lowest = found.rates, found.losses, found.lowest
-    assert losses[rates.index(lowest)] == min(losses)
-    assert lr == float(f"{lowest / 10:.1e}")
-    axes = draw_rate_search(rates, losses, lowest, lr).axes[0]
-    curve, mark, chosen = axes.lines
-    assert (list(curve.get_xdata()), list(curve.get_ydata())) == (rates, losses)
-    assert list(mark.get_xdata()) == [lowest]
-    assert list(chosen.get_xdata()) == [lr, lr]
-    assert (axes.get_xscale(), axes.get_xlabel()) == ("log", "learning rate (logarithmic)")
-    assert loss_after(plan, lr) < min(loss_after(plan, lr / 100), loss_after(plan, lr * 100))
-
-
-def test_a_loss_that_is_never_finite_has_no_rate(tmp_path):
-    def undefined(logits, targets):
-        return torch.nn.functional.cross_entropy(logits, targets) * math.nan
-
-    with pytest.raises(NonFiniteError, match=r"--find-lr: .* even at the rate 1e-06; check --loss"):
-        vitkit.train(
-            "digits", output=tmp_path / "run", loss=undefined, find_lr=True, spec=SPEC, amp="off",
-            quiet=True, device="cpu",
-        )  # fmt: skip
-
-
-def test_what_was_found_is_a_setting_of_the_run_and_of_its_resumption(tmp_path):
-    asked = SHORT | {
-        "find_lr": True,
-        "val_fraction": 0.9,
-        "spec": SPEC,
-        "batch_size": 8,
-        "plots": True,
-    }
-    run(tmp_path / "run", **asked | {"max_steps": 2})
-    first = settings_of(tmp_path / "run")
-    assert first["find_lr"] is False
-    log = (tmp_path / "run" / "train.log").read_text()
-    assert f"lr: {first['lr']:g} (the loss fell" in log
-    run(tmp_path / "run", **asked | {"max_steps": 3, "resume": str(tmp_path / "run")})
-    second = settings_of(tmp_path / "run")
-    assert second == first | {"max_steps": 3}
-    assert (tmp_path / "run" / "train.log").read_text().count("(the loss fell") == 1
-    assert (tmp_path / "run" / "lr_finder.png").read_bytes().startswith(b"\x89PNG")
-    drawn = (tmp_path / "run" / "lr_finder.svg").read_text()
-    for words in ("learning rate (logarithmic)", "loss (nats)", f"chosen: {first['lr']:g}"):
-        assert f">{words}<" in drawn.replace("e-0", "e-"), words
 
 
 def test_the_loss_scale_halves_at_once_and_doubles_in_time():
@@ -149,7 +80,7 @@ def test_in_float16_the_gradient_is_that_of_float32_and_an_overflow_changes_noth
 def test_a_rate_that_diverges_ends_the_run_with_the_mend(tmp_path):
     with pytest.raises(
         NonFiniteError,
-        match=r"at step [12] \(lr .*; no state is saved yet; try a lower --lr \(--find-lr searches",
+        match=r"at step [12] \(lr .*; no state is saved yet; try a lower --lr$",
     ):
         run(tmp_path / "run", **SHORT | {"lr": 1e6, "min_lr": 0.0})
 

@@ -21,7 +21,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from vitkit.errors import SettingError, UserError
 from vitkit.messages import did_you_mean
-from vitkit.other_names import answer_to
 from vitkit.training.config.meaning import Aliases
 
 METAVARS = {
@@ -147,11 +146,8 @@ class Argument:
         if self.nullable and word == "None":
             return None
         if self.choices and word not in self.choices:
-            answer = self.name == "to" and answer_to(word)
-            raise SettingError(
-                f"{typed} {word}: must be one of {', '.join(self.choices)}"
-                f"{answer or did_you_mean(word, self.choices)}"
-            )
+            near = did_you_mean(word, self.choices)
+            raise SettingError(f"{typed} {word}: must be one of {', '.join(self.choices)}{near}")
         try:
             return _yaml(word, typed) if self.kind is dict else self.kind(word)
         except ValueError:

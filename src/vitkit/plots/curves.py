@@ -114,30 +114,6 @@ def draw_compared_curves(runs: Mapping[str, Columns]) -> NotebookFigure:
     return figure
 
 
-def draw_rate_search(
-    rates: Sequence[float], losses: Sequence[float], lowest: float, chosen: float
-) -> NotebookFigure:
-    """Draw the loss of a range test over the learning rate, and mark the rate that was chosen.
-
-    Args:
-        rates: learning rates that were tried (M,), increasing.
-        losses: the smoothed training loss of each (M,), in nats.
-        lowest: the rate at which the loss was lowest.
-        chosen: the rate that the run uses.
-    """
-    with new_figure(4.0, 2.7) as figure:
-        axes = figure.add_axes((0.15, 0.2, 0.8, 0.6))
-        axes.plot(rates, losses, color=BLUE, label="smoothed training loss")
-        # no rate was tried to its end where the first loss was not finite
-        low = [loss for rate, loss in zip(rates, losses, strict=True) if rate == lowest]
-        if low:
-            axes.plot([lowest], low[:1], "kv", label=f"lowest loss: {lowest:.3g}")
-        axes.axvline(chosen, color=RED, linestyle="--", label=f"chosen: {chosen:.3g}")
-        axes.set(xscale="log", xlabel="learning rate (logarithmic)", ylabel="loss (nats)")
-        decorate(axes)
-    return figure
-
-
 def draw_reliability(
     confidence: Float64[np.ndarray, " N"], right: Bool[np.ndarray, " N"], title: str
 ) -> NotebookFigure:

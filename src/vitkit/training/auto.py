@@ -11,7 +11,7 @@ The training of a candidate ends by the deadline, and makes at least one epoch.
 from __future__ import annotations
 
 import json
-import re
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -93,22 +93,20 @@ def parse_budget(budget: str) -> float:
     >>> parse_budget("1.5h")
     5400.0
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", budget.strip())
-    if match is None or float(match[1]) == 0:
-        raise SettingError(
-            f"--budget {budget!r} is not a time; write a number above 0 with s, m or h, such "
-            "as 90s, 10m or 1h"
-        )
-    return float(match[1]) * UNITS[match[2]]
+    try:
+        seconds = float(budget[:-1]) * UNITS[budget[-1:]]
+    except (ValueError, KeyError):
+        seconds = 0.0
+    if 0 < seconds < math.inf:
+        return seconds
+    raise SettingError(
+        f"--budget {budget!r} is not a time; write a number above 0 with s, m or h, such as 90s, "
+        "10m or 1h"
+    )
 
 
 def _shared_settings(config: TrainConfig) -> Settings:
     """Return the user's settings for all candidates; refuse those that the search decides."""
-    if config.resume is not None:
-        raise SettingError(
-            "--auto takes no --resume, as every search starts afresh; to resume one candidate: "
-            "vitkit train --resume RUN/CANDIDATE, without --auto"
-        )
     # processes that measure times of their own would not decide alike
     if has_rank():
         raise SettingError("--auto runs in one process; start it without torchrun")
@@ -165,9 +163,7 @@ class _Search:
                 "--val-fraction above 0"
             )
         self.statistics = ImageStatistics.of(self.plan.dataset.splits["train"])
-        self.log(self.statistics.describe())
-        device, workers = self.plan.device, self.plan.workers
-        self._predict = partial(predict_batches, device=device, workers=workers)
+        self._predict = partial(predict_batches, device=self.plan.device, workers=self.plan.workers)
         self.rows: list[dict[str, Any]] = []
         self.winner, self.stopped = "", ""
         self.test: Metrics = {}
@@ -193,10 +189,8 @@ class _Search:
                 end = self._try_finetuning(self._run("linear", self._linear, baseline))
             self.stopped = end or "nothing further to try"
         except Interrupted as error:
-            self.stopped, message = error.name, str(error)
-            if self.winner:
-                message += f"; the best so far, {self.winner}, is kept in {self.folder.best}"
-            raise Interrupted(error.signum, message) from None
+            self.stopped = error.name
+            raise
         finally:  # with the reason of the end
             self.save()
         self.log(f"finished: {self.stopped}")
@@ -231,9 +225,12 @@ class _Search:
             "trained": result.trained,
             "seconds": round(self.clock() - started, 1),
             "validation": {
-                "top1": right / images, "top1_low": low, "top1_high": high, "images": images,
+                "top1": right / images,
+                "top1_low": low,
+                "top1_high": high,
+                "images": images,
             },
-        }  # fmt: skip
+        }
         line = (
             f"{name} ({result.description}, {result.trained:,} parameters trained, "
             f"{row['seconds']:.0f} s): validation top-1 {_top1_with_interval(row['validation'])}"

@@ -277,7 +277,7 @@ class HandleBadNumbers(Callback):
 
 def _non_finite(run: Run, text: str) -> NonFiniteError:
     """Return the error with where to resume, and what to change."""
-    mend = "try a lower --lr (--find-lr searches for one)"
+    mend = "try a lower --lr"
     if run.plan.precision != "off":
         mend += " or --amp off"
     return NonFiniteError(f"{text}; {run.folder.last_state_hint()}; {mend}")

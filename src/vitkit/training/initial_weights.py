@@ -18,15 +18,16 @@ from vitkit.models.interface.classifier import is_of_head
 from vitkit.models.presets import preset
 from vitkit.models.vit import ViT
 from vitkit.spec import Preprocess, ViTSpec
-from vitkit.training.config.data_settings import (
+from vitkit.training.config.meaning import Settings
+from vitkit.training.config.train_config import (
     CATALOGUE,
     DEFAULT_MODEL,
     DataSettings,
     FineTuningSettings,
     ModelSettings,
+    RunConfig,
+    TrainConfig,
 )
-from vitkit.training.config.meaning import Settings
-from vitkit.training.config.train_config import RunConfig, TrainConfig
 from vitkit.training.optimization.parameters import freeze_parts
 from vitkit.weights.checkpoint import Checkpoint, texts
 from vitkit.weights.files import weights_fingerprint

@@ -42,9 +42,8 @@ from vitkit.training.config.contradictions import (
     notes_on_settings,
     resolve_defaults,
 )
-from vitkit.training.config.data_settings import DataSettings
 from vitkit.training.config.meaning import Settings
-from vitkit.training.config.train_config import RunConfig, TrainConfig
+from vitkit.training.config.train_config import DataSettings, RunConfig, TrainConfig
 from vitkit.training.initial_weights import initial_weights, load_initial
 from vitkit.training.optimization.losses import make_loss
 from vitkit.training.optimization.parameters import learning_rate

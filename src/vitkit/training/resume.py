@@ -14,7 +14,6 @@ from vitkit.data.sources.open import NAMES
 from vitkit.distributed import ProcessGroup
 from vitkit.errors import DataError, SettingError
 from vitkit.frozen import field_names
-from vitkit.io.atomic import write_bytes
 from vitkit.training.config.contradictions import resolve_defaults
 from vitkit.training.config.meaning import Settings, fields_where
 from vitkit.training.config.merging import (
@@ -25,9 +24,7 @@ from vitkit.training.config.merging import (
     write_yaml,
 )
 from vitkit.training.config.train_config import TrainConfig, left_open
-from vitkit.training.monitoring.figures import draw_batch
 from vitkit.training.monitoring.trackers import drop_rows_after
-from vitkit.training.plan import make_transform
 from vitkit.training.recipes import RECIPES, recipe_settings
 from vitkit.training.run import Run
 from vitkit.training.run_folder import RunFolder, locked, resumed_folder
@@ -158,14 +155,12 @@ def settings_to_resume(
     config, _ = resolve_defaults(requested, recipe_settings(recipe) if is_there else {})
     # settings left open now keep the values decided before
     names = [name for name in ("amp", "attention_kernel") if getattr(config, name) == "auto"]
-    names += ["lr", "min_lr"] if config.find_lr else []
     names += ["threads"] if config.threads is None else []
     config = replace(
         config,
         **{name: getattr(before, name) for name in [*names, *left_open(config)]},
         # a run that began without a compiler stays uncompiled
         compile=config.compile and before.compile,
-        find_lr=False,
     )
     config = replace(
         config,
@@ -178,8 +173,6 @@ def settings_to_resume(
     notes = list(stopped.notes)
     if requested.compile and not config.compile:
         notes.append("--compile: the run started without it, and continues without it")
-    if requested.find_lr and not before.find_lr:
-        notes.append(f"--find-lr: the run started with lr {config.lr}, and keeps it")
     return config, replace(stopped, notes=tuple(notes), changes=changes)
 
 
@@ -266,15 +259,6 @@ def begin_record(run: Run, stopped: StoppedRun | None, *, finished: bool) -> Non
             write_bytes(folder.check, f"{document}\n".encode())
         if plan.dataset.relabelled is not None:
             write_bytes(folder.relabel, plan.dataset.relabelled.to_csv())
-        if plan.config.save_augmented_grid:
-            from vitkit.plots.figure import encode_png  # most runs need matplotlib at their end
-
-            parts = plan.config.grad_accum_steps
-            batch = next(plan.steps[0].parts(parts))
-            # augmentation is a function of seed, epoch and index: the first step gets the same
-            fed = make_transform(plan)(batch, step=0)
-            figure = draw_batch(fed, batch, plan.dataset, plan.preprocess, SHOWN, parts)
-            write_bytes(folder.augmented, encode_png(figure))
     else:
         # the run continues from an older state, and will write these again
         set_aside_damaged(folder.state, stopped.state)

@@ -86,7 +86,7 @@ def prove_resume(config: TrainConfig) -> Proof:
     every, killed_at = max(1, steps // 5), steps * 11 // 20
     # all settings of the recipe are in `config` already
     short = config.to_json() | dict.fromkeys(("resume", "recipe"))
-    short |= {"overwrite": False, "find_lr": False, "max_steps": steps, "save_every": every}
+    short |= {"overwrite": False, "max_steps": steps, "save_every": every}
     short |= {"quiet": True, "devices": 1}
     with tempfile.TemporaryDirectory() as place:
         straight, killed = Path(place) / "straight", Path(place) / "killed"

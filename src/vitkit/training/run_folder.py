@@ -16,8 +16,7 @@ from vitkit.data.sources.open import NAMES
 from vitkit.errors import OutputError, SettingError
 from vitkit.io.atomic import output_error
 from vitkit.messages import nearest_parent
-from vitkit.training.config.data_settings import DEFAULT_MODEL
-from vitkit.training.config.train_config import TrainConfig, leaves_model_open
+from vitkit.training.config.train_config import DEFAULT_MODEL, TrainConfig, leaves_model_open
 from vitkit.training.state.state_folder import list_states
 
 LOCK = ".lock"
@@ -56,8 +55,6 @@ class RunFolder:
     """The corrected labels that the run began with, a copy of the file of `relabel`."""
     suspects = Entry("suspects.csv")
     """The images whose labels are probably wrong, as `vitkit report --suspects` finds them."""
-    augmented = Entry("augmented.png")
-    """Augmented images of the first step, as a grid."""
     check = Entry("check.json")
     """The report of the check of the images, as `vitkit check` writes it."""
     report = Entry("report.html")
@@ -97,8 +94,6 @@ class RunFolder:
         return f"the last good state is {saved[-1]}" if saved else "no state is saved yet"
 
 
-LR_FINDER = "lr_finder.png"
-"""The figure of the search for a learning rate, `--find-lr`; beside it is one that ends in .svg."""
 CONFIG_KEYS = {"data", "start", "resume", "overwrite"}
 """Keys of every config.yaml that a run wrote; a recipe written by hand lacks some of them."""
 

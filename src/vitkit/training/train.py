@@ -173,7 +173,7 @@ def _begin(plan: Plan, stopped: StoppedRun | None, world: ProcessGroup, stack: E
         log.info(line)
     log_model(plan, log, model)
     resumes = stopped is not None
-    tune = partial(tune_settings, plan, model, log.info, resumes=resumes, folder=folder)
+    tune = partial(tune_settings, plan, model, log.info, resumes=resumes)
     with raise_on_signal(resume_hint):
         plan = plan.with_settings(world.broadcast_from_main(tune))
     log.set_total(plan.last_step)

@@ -1,36 +1,22 @@
-"""Resolve `auto` settings (precision, attention kernel, compile, learning rate) before training.
+"""Resolve `auto` settings (precision, attention kernel, compile) before training, by rules.
 
-Precision and attention kernel follow from a rule. The learning rate is measured if the user asks
-for it, with a copy of the model on training images of the run. The results are settings like any
-others: they are written to config.yaml and kept on resume.
+The results are settings like any others: they are written to config.yaml and kept on resume.
 """
 
 from __future__ import annotations
 
-import copy
-import math
-import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import NamedTuple
 
 import torch
 
-from vitkit.errors import NonFiniteError, SettingError
-from vitkit.models.attention import use_attention
+from vitkit.errors import SettingError
 from vitkit.models.vit import ViT
 from vitkit.training.config.meaning import Settings
-from vitkit.training.monitoring.figures import write_figure
-from vitkit.training.optimization.optimizers import configured_optimizer
-from vitkit.training.optimization.parameters import train_mode
 from vitkit.training.optimization.precision import (
-    checkpoint_gradients,
     choose_kernel,
     choose_precision,
 )
-from vitkit.training.plan import Plan, make_step
-from vitkit.training.run_folder import LR_FINDER, RunFolder
-from vitkit.training.step import TrainingStep
+from vitkit.training.plan import Plan
 
 
 def tune_settings(
@@ -39,7 +25,6 @@ def tune_settings(
     log: Callable[[str], None],
     *,
     resumes: bool = False,
-    folder: RunFolder | None = None,
 ) -> Settings:
     """Resolve the `auto` settings of a run.
 
@@ -48,17 +33,15 @@ def tune_settings(
         model: freshly initialised, on the plan's device; it is not changed.
         log: called with one line for every decision, and its reason.
         resumes: the run is resumed; it was compiled from its start if `compile` is set.
-        folder: receives a figure of the search for the learning rate.
 
     Returns:
         The settings that were decided.
 
     Raises:
         SettingError: there is no compiler here for a run that began with one.
-        NonFiniteError: the search for a learning rate finds no finite loss.
     """
     config = plan.config
-    decided = _arithmetic(plan, model, log) | {"find_lr": False}
+    decided = _arithmetic(plan, model, log)
     if config.compile:
         problem = _compiler_problem(plan.device)
         if problem is None:
@@ -70,18 +53,6 @@ def tune_settings(
         else:
             decided["compile"] = False
             log(f"compile: {problem}; the training step is not compiled")
-    if config.find_lr:
-        found = find_lr(plan.with_settings(decided), model)
-        decided["lr"] = found.lr
-        # a final rate above the peak would be refused
-        decided["min_lr"] = min(config.min_lr, found.lr)
-        log(found.line)
-        if folder is not None and config.plots:
-            # imported here: no other run needs matplotlib before its end
-            from vitkit.plots.curves import draw_rate_search
-
-            drawn = found.rates, found.losses, found.lowest, found.lr
-            write_figure(folder.root / LR_FINDER, lambda: draw_rate_search(*drawn), log)
     return decided
 
 
@@ -112,105 +83,3 @@ def _compiler_problem(device: torch.device) -> str | None:
     from vitkit.engines.registry import has_compiler
 
     return None if has_compiler() else "there is no C++ compiler here"
-
-
-def trial(plan: Plan, model: ViT) -> TrainingStep:
-    """Build the training step of the run on a copy of the model, not compiled.
-
-    Args:
-        plan: plan of the run, whose precision is decided.
-        model: on the plan's device; it is not changed.
-    """
-    config = plan.config
-    # The run starts from the weights that the model has now.
-    copied = copy.deepcopy(model)
-    train_mode(copied)
-    checkpoint_gradients(copied, config.grad_checkpointing)
-    if config.attention_kernel != "auto":
-        use_attention(copied, config.attention_kernel)
-    return make_step(plan, copied, configured_optimizer(copied, config))
-
-
-def _preserve_generators(device: torch.device) -> AbstractContextManager[None]:
-    """Restore torch's random generators after a block, so that a trial does not change the run."""
-    gpus = [device] if device.type == "cuda" else []  # the CPU generator is always restored
-    return torch.random.fork_rng(gpus)
-
-
-# Find a learning rate by a range test: a short run whose learning rate rises.
-
-LOWEST, HIGHEST = 1e-6, 10.0
-"""Range of the learning rates that are tried."""
-STEPS = 100
-"""Steps of the trial; each learning rate is a constant factor above the one before."""
-MOMENTUM = 0.8
-"""Weight of the earlier steps in the moving average of the loss."""
-DIVERGED = 2.0
-"""The trial ends when the loss is this many times its minimum."""
-SAFETY = 10.0
-"""The learning rate of the lowest loss is divided by this."""
-
-
-class FoundRate(NamedTuple):
-    """The result of the search for a learning rate.
-
-    Attributes:
-        lr: the learning rate, to two digits.
-        line: a line on the trial.
-        rates: the rates that were tried, increasing.
-        losses: the moving average of the training loss at each of them.
-        lowest: the rate of the lowest loss.
-    """
-
-    lr: float
-    line: str
-    rates: list[float]
-    losses: list[float]
-    lowest: float
-
-
-def find_lr(plan: Plan, model: ViT) -> FoundRate:
-    """Return a tenth of the learning rate at which the loss of a range test is lowest.
-
-    The range test of Smith, "Cyclical Learning Rates for Training Neural Networks" (arXiv
-    1506.01186), Sec. 3.3, with learning rates that grow by a constant factor. The tenth is fastai's
-    rule, because the loss is lowest just before it diverges. The loss is a moving average.
-
-    Args:
-        plan: plan of the run.
-        model: freshly initialised, on the plan's device; it is not changed.
-
-    Raises:
-        NonFiniteError: the loss or its gradient is not a finite number, whatever the rate.
-    """
-    start, mean, rate = time.monotonic(), 0.0, LOWEST
-    rates, losses = list[float](), list[float]()
-    with _preserve_generators(plan.device):
-        step = trial(plan, model)
-        for number in range(STEPS):
-            # a geometric series from the lowest to the highest
-            rate = LOWEST * (HIGHEST / LOWEST) ** (number / (STEPS - 1))
-            step.set_learning_rate(rate)
-            result = step(plan.steps[number % plan.total_steps], number)
-            if result.bad is not None:  # not a finite number: it has diverged
-                break
-            mean = MOMENTUM * mean + (1 - MOMENTUM) * result.loss
-            # Without this correction the average of the first steps would be near 0, as in Adam.
-            smoothed = mean / (1 - MOMENTUM ** (number + 1))
-            has_diverged = smoothed > DIVERGED * min(losses, default=math.inf)
-            rates.append(rate)
-            losses.append(smoothed)
-            if has_diverged:
-                break
-    if not rates:
-        raise NonFiniteError(
-            "--find-lr: the loss or its gradient is not a finite number, even at the rate "
-            f"{LOWEST:g}; check --loss and the weights, or pass --amp off"
-        )
-    lowest = rates[losses.index(min(losses))]
-    lr = float(f"{lowest / SAFETY:.1e}")
-    line = (
-        f"lr: {lr:g} (the loss fell from {losses[0]:.4g} to {min(losses):.4g} at {lowest:.2g}; "
-        f"rates tried up to {rate:.2g}, in {time.monotonic() - start:.0f} s)"
-    )
-    return FoundRate(lr, line, rates, losses, lowest)

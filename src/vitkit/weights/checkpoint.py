@@ -22,13 +22,12 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from vitkit.data.images.preprocess import Preprocess
 from vitkit.errors import CheckpointError, SpecError
 from vitkit.io.untrusted import parse_json, refuse
 from vitkit.messages import plural
 from vitkit.models.interface.pretrained import Origin
 from vitkit.models.vit import ViT
-from vitkit.spec import ViTSpec
+from vitkit.spec import Preprocess, ViTSpec
 from vitkit.weights.files import Header, Shapes, Source, tensor_digests
 
 PUBLISHER = "vitkit.weights.publish:publish"

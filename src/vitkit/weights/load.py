@@ -11,6 +11,7 @@ from os.path import exists
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import vitkit.data.images.preprocess  # noqa: F401 - a checkpoint's preprocess reads images
 from vitkit.errors import CheckpointError
 from vitkit.io.untrusted import refuse
 from vitkit.messages import escape, few, plural

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from vitkit.errors import CheckpointError, OutputError, SpecError
 from vitkit.io.atomic import FileWriter, write_new
 from vitkit.io.untrusted import DOCUMENT_FILES, refuse
+from vitkit.messages import did_you_mean
 from vitkit.models.positions import resample_positions
 from vitkit.models.vit import ViT
-from vitkit.other_names import right_word
 from vitkit.spec import ViTSpec
 from vitkit.weights.checkpoint import OWN_FORMAT, Checkpoint, refuse_contradictions
 from vitkit.weights.files import WEIGHTS_FILES
@@ -52,7 +52,7 @@ class WrittenCheckpoint(NamedTuple):
 def refuse_unknown_format(to: str) -> None:
     """Raise `CheckpointError` if there is no format of this name."""
     if to not in (OWN_FORMAT, *FORMATS):
-        near = right_word(to, [OWN_FORMAT, *FORMATS])
+        near = did_you_mean(to, [OWN_FORMAT, *FORMATS])
         raise CheckpointError(
             f"--to (to=) {to!r} is not a format; pass one of {OWN_FORMAT}, {', '.join(FORMATS)}"
             f"{near}"

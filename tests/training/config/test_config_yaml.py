@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vitkit import SettingError, TrainConfig
-from vitkit.training.config.merging import layered, read_yaml, to_yaml
-from vitkit.training.recipes import recipe_settings
+import vitkit
+from vitkit import SettingError
 
 
 @pytest.mark.parametrize(
@@ -27,21 +26,8 @@ from vitkit.training.recipes import recipe_settings
     ],
 )
 def test_yaml_is_refused_with_its_line(tmp_path: Path, text, message):
-    with pytest.raises(SettingError, match=message) as error:
-        read_yaml(written(tmp_path, text))
-    assert "\n" not in str(error.value)
-
-
-def test_yaml_reads_1e_3_as_a_number_and_config_survives_it(tmp_path: Path):
-    assert read_yaml(written(tmp_path, "lr: 1e-3\nspec: {width: 64}\n")) == {
-        "lr": 1e-3, "spec": {"width": 64}
-    }  # fmt: skip
-    config = TrainConfig(**layered({"data": "digits"}, recipe_settings("digits"), {"lr": 3e-5}))
-    text = to_yaml(config.to_json())
-    assert TrainConfig(**read_yaml(written(tmp_path, text))) == config
-
-
-def written(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "recipe.yaml"
     path.write_text(text)
-    return path
+    with pytest.raises(SettingError, match=message) as error:
+        vitkit.train("digits", recipe=path, output=tmp_path / "run")
+    assert "\n" not in str(error.value)

@@ -3,34 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 import vitkit
 from vitkit import SettingError, TrainConfig
-from vitkit.frozen import field_names
-from vitkit.training.config.merging import layered
-from vitkit.training.config.run_settings import OptimizerSettings
-from vitkit.training.config.train_config import SECTIONS, USUAL, RunConfig
-from vitkit.training.optimization.optimizers import configured_optimizer
-from vitkit.training.recipes import RECIPES, recipe_settings
-
-
-def test_sections_share_no_field_and_give_the_order_of_the_settings():
-    names = [name for section in SECTIONS for name in section.__annotations__]
-    assert names == field_names(TrainConfig)
-    assert len(set(names)) == len(names)
-    assert next(iter(TrainConfig(data="digits").to_json())) == "data"
-    for section in SECTIONS:
-        assert section.__doc__
-
-
-def test_a_section_alone_is_validated_like_the_whole():
-    settings = RunConfig(data="digits", **USUAL | {"opt": "SGD", "lr": 0.1})
-    model = torch.nn.Linear(2, 2)
-    assert isinstance(configured_optimizer(model, settings), torch.optim.SGD)
-    assert OptimizerSettings(opt="SGD").opt == "sgd"
-    with pytest.raises(SettingError, match="lr = -1: must be above 0"):
-        OptimizerSettings(lr=-1)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +34,7 @@ def test_values_out_of_range_are_named(settings, message):
 
 def test_unknown_settings_name_the_nearest():
     with pytest.raises(SettingError, match="did you mean 'weight_decay'"):
-        layered({"weight_deca": 1})
+        vitkit.train("digits", weight_deca=1)
 
 
 @pytest.mark.parametrize(
@@ -76,9 +51,6 @@ def test_the_case_of_an_optimizer_does_not_matter():
     assert TrainConfig(data="digits", opt="AdamW").opt == "adamw"
 
 
-def test_every_recipe_is_a_valid_config_with_a_docstring_that_has_its_command():
-    for name, recipe in RECIPES.items():
-        TrainConfig(**layered({"data": name}, recipe_settings(name)))
-        assert f"--recipe {name}" in recipe["about"]
+def test_a_mistyped_recipe_is_answered_with_the_nearest():
     with pytest.raises(SettingError, match=r"no recipe 'digit' .did you mean 'digits'"):
-        recipe_settings("digit")
+        vitkit.train("digits", recipe="digit")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, overload
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -44,29 +44,6 @@ class Intermediates(nn.Module):
     run_block: RunBlock | None
     embed: Callable[[Images], Embedded]
 
-    @overload
-    def forward_intermediates(
-        self,
-        x: Images,
-        indices: int | Sequence[int] | None = ...,
-        return_prefix_tokens: bool = ...,
-        norm: bool = ...,
-        stop_early: bool = ...,
-        output_fmt: OutputFormat = ...,
-        intermediates_only: Literal[False] = ...,
-    ) -> tuple[Tensor, list[Any]]: ...
-    @overload
-    def forward_intermediates(
-        self,
-        x: Images,
-        indices: int | Sequence[int] | None = ...,
-        return_prefix_tokens: bool = ...,
-        norm: bool = ...,
-        stop_early: bool = ...,
-        output_fmt: OutputFormat = ...,
-        *,
-        intermediates_only: bool,
-    ) -> Any: ...
     def forward_intermediates(
         self,
         x: Images,
@@ -76,7 +53,7 @@ class Intermediates(nn.Module):
         stop_early: bool = False,
         output_fmt: OutputFormat = "NCHW",
         intermediates_only: bool = False,
-    ) -> tuple[Tensor, list[Intermediate]] | list[Intermediate]:
+    ) -> Any:
         """Return the tokens after some blocks, as timm's method of this name (and as a `Record`).
 
         Args:

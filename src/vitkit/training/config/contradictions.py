@@ -129,11 +129,6 @@ WRONG_VALUES = (
         lambda c: c.resume is not None and c.overwrite,
         "--resume continues a run and --overwrite starts afresh; pass only one of them",
     ),
-    Rule(
-        lambda c: c.find_lr and c.teacher is not None,
-        "--find-lr measures the model without its teacher; run it without --teacher, then pass "
-        "the value it finds",
-    ),
     Rule(  # features of random weights are meaningless
         lambda c: c.probe is not None and c.pretrained is None,
         "--probe needs the features of trained weights; pass --pretrained",
@@ -144,10 +139,6 @@ OF_PROCESSES = (
         lambda c: c.parallel == "fsdp" and (c.opt or "adamw") not in ELEMENTWISE_OPTIMIZERS,
         "--opt {c.opt} needs whole matrices, and --parallel fsdp splits them; pass --parallel ddp "
         "or --opt adamw",
-    ),
-    Rule(
-        lambda c: c.find_lr,
-        "--find-lr runs in one process; run it with --devices 1, then pass the value it finds",
     ),
     Rule(
         lambda c: c.probe is not None,
@@ -186,9 +177,8 @@ def _without_effect(config: TrainConfig) -> Iterator[Contradiction]:
     if config.probe is not None:
         yield from _refused_with_probe(config)
     yield from _follow(config, OF_THE_LOSS, 1)
-    yield from _of_features_that_are_off(config)
+    yield from _of_what_is_off(config)
     if config.probe is None:  # a probe ignores the rest; the log names what it ignores
-        yield from _of_another_optimizer(config)
         yield from _follow(config, OF_THE_STEPS, 1)
 
 
@@ -203,27 +193,24 @@ def _refused_with_probe(config: TrainConfig) -> Iterator[Contradiction]:
         )
 
 
-def _of_features_that_are_off(config: TrainConfig) -> Iterator[Contradiction]:
-    """Yield details, such as `mixup_prob`, of features that are off, such as `mixup`."""
-    for name, meaning in meanings(TrainConfig).items():
-        features = meaning.only_with
-        if features and _given(config, [name]) and not any(getattr(config, f) for f in features):
-            flags = " or ".join(map(flag_name, features))
-            yield Contradiction(
-                (name,),
-                f"{flag_name(name)} {getattr(config, name)} has no effect without {flags}; add "
-                f"{flags}, or leave it out",
-            )
-
-
-def _of_another_optimizer(config: TrainConfig) -> Iterator[Contradiction]:
+def _of_what_is_off(config: TrainConfig) -> Iterator[Contradiction]:
+    """Yield details, such as `mixup_prob`, of features that are off, and of other optimizers."""
     opt = config.opt or USUAL["opt"]
     for name, meaning in meanings(TrainConfig).items():
-        if meaning.optimizers and opt not in meaning.optimizers and _given(config, [name]):
+        features, optimizers = meaning.only_with, meaning.optimizers
+        if not (features or optimizers) or not _given(config, [name]):
+            continue
+        given = f"{flag_name(name)} {getattr(config, name)}"
+        if features and not any(getattr(config, feature) for feature in features):
+            flags = " or ".join(map(flag_name, features))
+            yield Contradiction(
+                (name,), f"{given} has no effect without {flags}; add {flags}, or leave it out"
+            )
+        if config.probe is None and optimizers and opt not in optimizers:
             yield Contradiction(
                 (name,),
-                f"{flag_name(name)} {getattr(config, name):g} has no effect on --opt {opt} (it is "
-                f"for {', '.join(meaning.optimizers)}); leave it out",
+                f"{given} has no effect on --opt {opt} (it is for {', '.join(optimizers)}); leave "
+                "it out",
             )
 
 

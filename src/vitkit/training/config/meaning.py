@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, StringConstraints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,18 +76,13 @@ class Aliases:
     aliases: tuple[str, ...]
 
 
-_READ: dict[type[Any], Mapping[str, Meaning]] = {}
-"""Reading the type hints of all settings takes 6 ms, and a run asks six times."""
-
-
+@cache  # reading the type hints of all settings takes 6 ms, and a run asks six times
 def meanings(settings: type[Any]) -> Mapping[str, Meaning]:
     """Return name -> `Meaning` of the fields of a settings class, in their order.
 
     Raises:
         TypeError: a field without a `Meaning`, or with two.
     """
-    if settings in _READ:
-        return _READ[settings]
     # a base class in another module is resolved with that module's names
     hints = get_type_hints(settings, include_extras=True)
     by_name = {}
@@ -97,7 +93,7 @@ def meanings(settings: type[Any]) -> Mapping[str, Meaning]:
         if len(facts) != 1:
             raise TypeError(f"{settings.__name__}.{field.name} has {len(facts)} Meaning, not 1")
         by_name[field.name] = facts[0]
-    return _READ.setdefault(settings, MappingProxyType(by_name))
+    return MappingProxyType(by_name)
 
 
 def fields_where(settings: type[Any], **facts: Any) -> tuple[str, ...]:
@@ -115,7 +111,7 @@ def fields_where(settings: type[Any], **facts: Any) -> tuple[str, ...]:
         AttributeError: `Meaning` has no such attribute.
     """
     names = []
-    for name, meaning in meanings(settings).items():
+    for name, meaning in meanings(settings).items():  # type: ignore[arg-type] # a class is hashable
         if all(getattr(meaning, fact) == value for fact, value in facts.items()):
             names.append(name)
     return tuple(names)
@@ -147,7 +143,7 @@ def _weights_source(value: Any) -> Any:
     # "auto" means create_model's pretrained=True
     if isinstance(value, bool):
         return "auto" if value else None
-    return str(value) if isinstance(value, Path) else value
+    return _path_as_text(value)
 
 
 WeightsSource = Annotated[str | None, BeforeValidator(_weights_source)]
@@ -163,38 +159,14 @@ RunPath = Annotated[str | None, BeforeValidator(_expanded)]
 """The path of a run folder; `~` at its beginning becomes the home folder."""
 
 
-def stored_as_text(setting: str) -> BeforeValidator:
-    """Return a validator that takes text, a path or `None`, as config.yaml can hold them.
-
-    Args:
-        setting: the field's name, for the message.
-    """
-
-    def check(value: Any) -> Any:
-        if value is None:
-            return None
-        if isinstance(value, str | Path):
-            return str(value)
-        raise ValueError(
-            f"{setting} is a {type(value).__name__}, which cannot be stored in config.yaml for "
-            "resuming; pass a file, or the name of a function as package.module:function"
-        )
-
-    return BeforeValidator(check)
+def _path_as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
 
 
-def _number_as_text(value: Any) -> Any:
-    # a bool is an int, too; it is refused later, as no policy is named True
-    return str(value) if isinstance(value, int) else value
+StoredText = Annotated[str, BeforeValidator(_path_as_text)]
+"""Text, or a path as its text: what config.yaml can hold of a function or a model."""
 
-
-PolicyName = Annotated[str | None, BeforeValidator(_number_as_text)]
+PolicyName = Annotated[str | None, Field(coerce_numbers_to_str=True)]
 """Text; a whole number, as `aa: 3` is in YAML, becomes its digits."""
-
-
-def _lower(value: Any) -> Any:
-    return value.lower() if isinstance(value, str) else value
-
-
-LowerCase = Annotated[str, BeforeValidator(_lower)]
+LowerCase = Annotated[str, StringConstraints(to_lower=True)]
 """Text in small letters: `AdamW` becomes `adamw`."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import YAMLError
 
 from vitkit.errors import SettingError
 from vitkit.frozen import field_names
@@ -97,12 +97,14 @@ def with_flat_spec(settings: Mapping[str, Any]) -> Settings:
 
 # `config.yaml` of a run, written and read; a user's own recipes are YAML of the same kind.
 
-GONE: Settings = {
-    "distill_views": 0,
-    "find_batch_size": False,
-    "grad_checkpointing": "norm_and_activation",  # a run without it makes the same bits
+GONE: dict[str, tuple[Any, ...]] = {
+    "distill_views": (0,),
+    "find_batch_size": (False,),
+    "find_lr": (False,),
+    "grad_checkpointing": ("norm_and_activation",),  # a run without it makes the same bits
+    "save_augmented_grid": (False, True),
 }
-"""Settings of earlier versions -> the value with which a file may still have them."""
+"""Settings of earlier versions -> the values with which a file may still have them."""
 
 
 def read_yaml(path: str | Path) -> Settings:
@@ -121,8 +123,8 @@ def read_yaml(path: str | Path) -> Settings:
     if not isinstance(content, dict):
         raise SettingError(f"{path}: expected `setting: value` lines, such as `lr: 1e-3`")
     settings = {str(key): value for key, value in content.items()}
-    for name, default in GONE.items():
-        if name in settings and settings[name] == default:
+    for name, values in GONE.items():
+        if name in settings and settings[name] in values:
             del settings[name]
     for key in settings:
         # one by one, so that the message has the line
@@ -160,12 +162,11 @@ def _parse(path: Path, text: str) -> Any:
     try:
         # pure: YAML 1.2, which reads 1e-3 as a number
         return YAML(typ="safe", pure=True).load(text)
-    except MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        problem = str(error.problem or error).splitlines()[0]
-        raise SettingError(f"{path}{line}: not valid YAML: {problem}") from None
     except YAMLError as error:
-        raise SettingError(f"{path}: not valid YAML: {str(error).splitlines()[0]}") from None
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        problem = str(getattr(error, "problem", None) or error).splitlines()[0]
+        raise SettingError(f"{path}{line}: not valid YAML: {problem}") from None
 
 
 def _line(text: str, key: str) -> str:

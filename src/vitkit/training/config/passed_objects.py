@@ -100,15 +100,16 @@ def refuse_missing(config: TrainConfig) -> None:
     if not missing:
         return
     objects = ", ".join(f"{name} {text}" for name, text in missing.items())
-    if config.resume is None:
-        raise SettingError(
-            f"{objects}: no import finds an object of a script or a notebook; pass the object "
-            f"itself: {_call(missing)}"
-        )
-    raise SettingError(
-        f"the run was started in Python with objects that are not stored: {objects}; pass the same "
-        f"ones again: {_call(missing, f'resume={str(config.resume)!r}')}"
+    message = (
+        f"{objects}: no import finds an object of a script or a notebook; pass the object "
+        f"itself: {_call(missing)}"
     )
+    if config.resume is not None:
+        message = (
+            f"the run was started in Python with objects that are not stored: {objects}; pass the "
+            f"same ones again: {_call(missing, f'resume={str(config.resume)!r}')}"
+        )
+    raise SettingError(message)
 
 
 def how_to_resume(config: TrainConfig, root: Path) -> str:

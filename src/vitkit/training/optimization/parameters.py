@@ -15,8 +15,8 @@ from vitkit.distributed import local_tensor
 from vitkit.errors import MODEL, SettingError, check_type
 from vitkit.messages import did_you_mean, plural
 from vitkit.models.interface.classifier import is_of_head
-from vitkit.training.config.data_settings import FineTuningSettings
 from vitkit.training.config.meaning import Schedule
+from vitkit.training.config.train_config import FineTuningSettings
 from vitkit.training.state.registry import Metadata, ModelPart, Stateful, Tensors
 
 BACKBONE = "backbone"

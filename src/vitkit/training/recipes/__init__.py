@@ -53,18 +53,13 @@ def recipe_settings(name: str | None) -> Settings:
     base = settings.pop("recipe", None)
     if base is None:
         return layered(settings)
-    if base not in list(RECIPES):  # a list: YAML may give a value without a hash
-        raise SettingError(
-            f"{name}: its recipe {base!r} does not exist{did_you_mean(str(base), RECIPES)}; "
-            f"recipes are {', '.join(RECIPES)}"
-        )
-    return layered(_by_name(base), settings)
+    return layered(_by_name(str(base), f"{name}: "), settings)
 
 
-def _by_name(name: str) -> Settings:
+def _by_name(name: str, where: str = "") -> Settings:
     if name in RECIPES:
         return recipe(name)
     raise SettingError(
-        f"there is no recipe {name!r}{did_you_mean(name, RECIPES)}; recipes are "
+        f"{where}there is no recipe {name!r}{did_you_mean(name, RECIPES)}; recipes are "
         f"{', '.join(RECIPES)}; or pass a .yaml file"
     )

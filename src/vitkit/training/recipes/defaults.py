@@ -12,9 +12,14 @@ from vitkit.data.datasets.split import Split
 from vitkit.data.loading.loader import steps_of_epoch
 from vitkit.errors import SettingError
 from vitkit.messages import plural
-from vitkit.training.config.data_settings import DEFAULT_MODEL
 from vitkit.training.config.meaning import Settings
-from vitkit.training.config.train_config import USUAL, RunConfig, TrainConfig, leaves_model_open
+from vitkit.training.config.train_config import (
+    DEFAULT_MODEL,
+    USUAL,
+    RunConfig,
+    TrainConfig,
+    leaves_model_open,
+)
 from vitkit.training.recipes import recipe
 
 # Derive the open settings from the training images: model, batch size, epochs, rate.
@@ -205,18 +210,6 @@ class ImageStatistics:
             shift = max(1, side // part_shifted)
             return {"flip": flip, "shift": shift, "crop_scale": 1.0}
         return {"flip": flip, "shift": 0, "crop_scale": 0.35}
-
-    def describe(self) -> str:
-        """Return the statistics and the augmentation in one line."""
-        kind, flips = "grey", "no flips, as grey images are often signs"
-        if self.colour:
-            kind, flips = "colour", "flips"
-        sizes, change = "of several sizes or shapes", "random crops"
-        if self.uniform:
-            sizes = "all of the same size"
-        if self._shifted:
-            change = "shifts"
-        return f"images: {kind}, {self.side} px, {sizes}; augmentation: {change}, {flips}"
 
 
 SIZES = {"cifar10-small": 30_000, "fashion-mnist": 10_000, "digits": 0}
