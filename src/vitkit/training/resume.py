@@ -14,6 +14,7 @@ from vitkit.data.sources.open import NAMES
 from vitkit.distributed import ProcessGroup
 from vitkit.errors import DataError, SettingError
 from vitkit.frozen import field_names
+from vitkit.io.atomic import write_bytes
 from vitkit.training.config.contradictions import resolve_defaults
 from vitkit.training.config.meaning import Settings, fields_where
 from vitkit.training.config.merging import (
@@ -100,7 +101,7 @@ def find_stopped_run(
         # the state's own settings count, should config.yaml have been edited
         for name, value in manifest["settings"].items():
             # a state of another version may have settings that are gone
-            if name in field_names(TrainConfig) and (name, value) not in GONE.items():
+            if name in field_names(TrainConfig) and value not in GONE.get(name, ()):
                 settings[name] = value
         before = TrainConfig(**settings)
         unvalidated = manifest["values"].get("progress", {}).get("unvalidated", False)
