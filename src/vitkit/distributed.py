@@ -70,16 +70,12 @@ class ProcessGroup:
         """
         if self.size == 1 or requested.type != "cuda":
             return requested
-        if requested.index is not None:
-            raise DeviceError(
-                f"--device {requested} is one device, and {self.local_size} processes need one "
-                "each; pass --device cuda, and choose devices with CUDA_VISIBLE_DEVICES"
-            )
         count = torch.cuda.device_count()
-        if self.local_rank >= count:
+        if requested.index is not None or self.local_rank >= count:
             raise DeviceError(
-                f"--devices {self.local_size}: this machine has {count} CUDA devices; start "
-                f"{count} processes, one per device"
+                f"--device {requested}: {self.local_size} processes need a CUDA device each, and "
+                f"this machine has {count}; start as many processes, pass --device cuda, and choose "
+                "devices with CUDA_VISIBLE_DEVICES"
             )
         return torch.device("cuda", self.local_rank)
 

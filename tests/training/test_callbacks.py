@@ -73,8 +73,11 @@ def disturb(output: Path, event: str, step: int, how: str) -> None:
             run(output, on(**{event: act}))
 
 
-@pytest.mark.parametrize("how", ["end", "end with an error", "raised"])
-@pytest.mark.parametrize(("event", "step"), PLACES)
+@pytest.mark.parametrize(
+    ("event", "step", "how"),
+    [*((*place, "raised") for place in PLACES), ("after_step", 24, "end"),
+     ("after_step", 20, "end with an error")],
+)  # fmt: skip
 def test_nothing_is_lost_at_any_event(straight, tmp_path, monkeypatch, event, step, how):
     monkeypatch.setattr(
         "vitkit.training.saving.SAVED_EVERY", 1e9

@@ -88,9 +88,20 @@ def check_failing(output: Path, kind: str, rank: int, size: int = 2, **settings)
     return age
 
 
-def test_a_killed_process_takes_all_with_it_and_any_number_goes_on(alone, tmp_path):
-    """T13, once."""
-    check_failing(tmp_path / "run", "SIGKILL", 1)
+SOAK = pytest.mark.soak
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank", "size", "workers"),
+    [("SIGKILL", 1, 2, 0), pytest.param("SIGKILL", 0, 4, 1, marks=SOAK),
+     pytest.param("SIGSTOP", 3, 4, 0, marks=SOAK), pytest.param("exception", 0, 2, 1, marks=SOAK)],
+)  # fmt: skip
+def test_a_lost_process_takes_all_with_it_and_any_number_goes_on(
+    alone, tmp_path, kind, rank, size, workers
+):
+    """T13, with and without loader processes."""
+    age = check_failing(tmp_path / "run", kind, rank, size, workers=workers)
+    assert age < LONGEST_WAIT  # noticed, and not given up after the longest wait
     resumed = run(1, tmp_path / "run", resume=str(tmp_path / "run"), max_steps=20)
     assert order(resumed) == {step: order(alone)[step] for step in range(10, 20)}
 
@@ -161,32 +172,6 @@ def test_a_callback_that_the_processes_could_not_import_is_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def left_in_shared_memory() -> set[str]:
-    """Find tensors in /dev/shm whose process has ended; other programs keep files there, too."""
-    names = [name for name in os.listdir("/dev/shm") if name.startswith("torch_")]
-    return {name for name in names if not Path("/proc", name.split("_")[1]).exists()}
-
-
-TRIALS = [
-    (kind, rank, size)
-    for kind in HOW
-    for rank, size in [(0, 2), (1, 2), (0, 4), (3, 4), (1, 2)]
-]  # fmt: skip
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(("trial", "kind", "rank", "size"), [(n, *t) for n, t in enumerate(TRIALS)])
-def test_a_lost_process_takes_all_with_it(alone, tmp_path, trial, kind, rank, size):
-    """T13: 20 trials, with and without loader processes; then resume with another number."""
-    before = left_in_shared_memory()
-    age = check_failing(tmp_path / "run", kind, rank, size, workers=trial % 2)
-    assert age < LONGEST_WAIT  # noticed, and not given up after the longest wait
-    assert left_in_shared_memory() <= before
-    other = (1, 2, 4)[trial % 3]
-    resumed = run(other, tmp_path / "run", resume=str(tmp_path / "run"), max_steps=20, workers=0)
-    assert order(resumed) == {step: order(alone)[step] for step in range(10, 20)}
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("target", ["launcher", "rank 1"])
@@ -223,34 +208,6 @@ def test_torchrun_starts_the_same_run(tmp_path):
     done = subprocess.run(words, capture_output=True, text=True, env=env, check=True)
     assert done.stdout.count("processes: 2 (ddp), 32 images each make a batch of 64") == 1
     assert last_state(output).name == "step-00000010"
-
-
-RECORDING = """
-import os, sys
-from pathlib import Path
-from vitkit import cli
-
-code = cli.run(sys.argv[1:])
-Path(__file__).with_name(os.environ["RANK"]).write_text(str(code))
-sys.exit(code)
-"""
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(
-    ("target", "signum"), [("1", signal.SIGTERM), ("0", signal.SIGINT), (None, signal.SIGTERM)]
-)
-def test_under_torchrun_every_process_has_its_exit_code(tmp_path, target, signum):
-    """Signal one process, or torchrun, which itself always ends with 1."""
-    script = tmp_path / "recording.py"
-    script.write_text(RECORDING)
-    process, output = started(tmp_path, [*TORCHRUN, str(script), *ALONE[3:]])
-    pids = [pid for pid in still_running(str(output)) if rank_of(pid) == target]
-    os.kill(pids[0] if target else process.pid, signum)
-    _, complaint = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert [(tmp_path / rank).read_text() for rank in "01"] == [str(128 + signum)] * 2
-    assert complaint.count("everything is saved, resume with: vitkit train --resume") == 2
 
 
 def test_processes_that_fail_before_there_is_a_run_name_no_folder(tmp_path, monkeypatch):

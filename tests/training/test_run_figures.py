@@ -159,16 +159,6 @@ def test_a_figure_that_fails_is_a_line_and_the_run_is_complete(tmp_path, monkeyp
     assert run.best.exists()
 
 
-def test_a_place_that_cannot_be_written_is_a_line(tmp_path):
-    first = train(tmp_path / "run", epochs=1, warmup_epochs=0.5)
-    (first.run / "curves.png").unlink()
-    (first.run / "curves.png").mkdir()
-    train(first.run, resume=str(first.run), epochs=1, warmup_epochs=0.5)
-    log = (first.run / "train.log").read_text()
-    assert "warning: curves.png is not written: OutputError: cannot write" in log
-    assert log.count("ended after 1 epoch; best weights") == 2
-
-
 def test_training_does_not_wait_for_matplotlib(tmp_path, monkeypatch):
     """All that a run imports is there before it begins; in its epochs, matplotlib cannot be."""
     code = "import sys, vitkit.training.train; print('matplotlib' in sys.modules)"

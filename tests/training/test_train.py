@@ -288,15 +288,6 @@ def test_a_loss_that_grows_without_end_is_a_divergence(tmp_path):
         train(tmp_path / "run", lr=3.0, opt="adam", warmup_epochs=0.1, clip_grad=None)
 
 
-def test_test_is_read_once_for_the_same_weights(tmp_path):
-    first = train(tmp_path / "run", test=True)
-    again = vitkit.train("digits", resume=str(first.run), quiet=True)
-    assert again.metrics["test"] == first.metrics["test"]
-    log = (first.run / "train.log").read_text()
-    assert log.count("evaluated once") == 1
-    assert log.count("images, evaluated at an earlier end of this run, best weights") == 1
-
-
 def test_a_run_goes_on_without_the_file_its_recipe_was_in(tmp_path):
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("recipe: digits\nlr: 0.002\n")
@@ -304,22 +295,3 @@ def test_a_run_goes_on_without_the_file_its_recipe_was_in(tmp_path):
     recipe.unlink()
     again = vitkit.train("digits", resume=str(first.run), max_steps=4, quiet=True)
     assert again.stopped == "4 steps"
-
-
-def test_contradictions_are_refused_before_the_start(tmp_path):
-    cases = [
-        (
-            {"img_size": 16, "spec": {"image_size": 32}},
-            "--img-size is 16, but another setting of the image_size is 32; pass only one",
-        ),
-        ({"spec": {"num_classes": 3}}, "num-classes 3 contradicts the data, which have 10"),
-        ({"min_lr": 1.0}, "--min-lr 1 is above --lr"),
-        ({"val_fraction": 0.0, "patience": 2}, "--patience needs a validation split"),
-        ({"warmup_epochs": 3.0}, "--warmup-epochs 3 must be below the length of the run, 3 epochs"),
-        ({"mean": (0.1, 0.2, 0.3)}, "must have 1 value, one for each channel"),
-        ({"batch_size": 5000}, "1294 training images do not fill one batch of 5000"),
-    ]
-    for settings, message in cases:
-        with pytest.raises(vitkit.VitkitError, match=message):
-            train(tmp_path / "run", **settings)
-    assert not (tmp_path / "run").exists()

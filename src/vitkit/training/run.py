@@ -236,16 +236,15 @@ class TrainResult:
 
     def _repr_html_(self) -> str:
         """Return the scores and paths as a table, for a notebook."""
-        names = [name for name in NOTEBOOK_SCORES if any(name in m for m in self.metrics.values())]
         rows = []
         for split, scores in self.metrics.items():
             # the number of images is an integer, and a k-NN probe has no loss
             cells = []
-            for name in names:
+            for name in NOTEBOOK_SCORES:
                 value = scores.get(name, "")
                 cells.append(f"{value:.4f}" if isinstance(value, float) else str(value))
             rows.append([split, *cells])
-        table = html_table(["best weights", *names], rows) if rows else ""
+        table = html_table(["best weights", *NOTEBOOK_SCORES], rows) if rows else ""
         facts: list[list[object]] = [["run", self.run], ["ended after", self.stopped]]
         # a short run has no best epoch yet, and a k-NN probe no weights at all
         weights = next((path for path in (self.best, self.last) if path.exists()), None)

@@ -242,14 +242,14 @@ def _fit_probe(run: Run) -> TrainResult:
     _prepare(run, None)
     with raise_on_signal(run.resume_hint):
         if run.plan.config.probe == "knn":
-            metrics = evaluate_neighbours(run)
             end = "k-nearest neighbours"
-            return TrainResult(folder.root, folder.best, folder.last, metrics, end)
-        scores = fit_linear_probe(run)
-        for path in (folder.best, folder.last):
-            Save(run).save_weights(path, scores)
-        end = "a linear probe"
-        metrics = finish_run(run, end)
+            metrics = evaluate_neighbours(run)
+        else:
+            end = "a linear probe"
+            scores = fit_linear_probe(run)
+            for path in (folder.best, folder.last):
+                Save(run).save_weights(path, scores)
+            metrics = finish_run(run, end)
     return TrainResult(folder.root, folder.best, folder.last, metrics, end)
 
 
