@@ -19,7 +19,7 @@ from training.worlds import Recorder, config_of, in_world, numbers, order, run, 
 import vitkit
 from vitkit.data.datasets.dataset import ArraySplit
 from vitkit.distributed import ProcessGroup, is_sharded
-from vitkit.evaluation.loop import evaluate_model, predict_batches
+from vitkit.evaluation.loop import count_predictions, predict_batches
 from vitkit.training import step as fsdp
 from vitkit.training.plan import make_plan
 
@@ -108,12 +108,12 @@ def plural(images: int):
 @pytest.mark.parametrize("images", [101, 3, 1])
 def test_evaluation_counts_every_image_once(images):
     split, forward = plural(images)
-    alone = evaluate_model(forward, split, GREY, num_classes=7, batch_size=16)
-    measure = in_world(
-        lambda world: evaluate_model(
-            forward, split, GREY, num_classes=7, batch_size=16, world=world
-        )
-    )
+
+    def scores(world: ProcessGroup | None = None) -> dict:
+        predictions = predict_batches(forward, split, GREY, batch_size=16, world=world)
+        return count_predictions(predictions, 7).counts(world).scores()
+
+    alone, measure = scores(), in_world(scores)
     first, second = together(2, measure)
     assert first == second
     assert first["images"] == images

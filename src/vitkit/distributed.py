@@ -74,7 +74,7 @@ class ProcessGroup:
         if requested.index is not None or self.local_rank >= count:
             raise DeviceError(
                 f"--device {requested}: {self.local_size} processes need a CUDA device each, and "
-                f"this machine has {count}; start as many processes, pass --device cuda, and choose "
+                f"this machine has {count}; start as many processes with --device cuda, and choose "
                 "devices with CUDA_VISIBLE_DEVICES"
             )
         return torch.device("cuda", self.local_rank)
