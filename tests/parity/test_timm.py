@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from noise import fill_with_noise
-from peers import TOLERANCE, Weights, assert_parity, peer, random_images, relative
+from peers import Weights, assert_parity, peer, random_images
 from torch import nn
 from weights.test_timm_files import KINDS
 
@@ -15,34 +15,6 @@ import vitkit
 from vitkit.models.presets import preset, table
 
 timm = peer("timm")
-NAMES = [
-    "vit_tiny_patch16_224",
-    "vit_small_patch32_224",
-    "vit_small_patch8_224",
-    "vit_base_patch32_384",
-    "vit_large_patch14_224",
-    "vit_huge_patch14_224",
-]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_logits_equal_timm_s_with_our_weights(name):
-    ours = vitkit.create_model(name, depth=2, num_classes=11).eval()
-    theirs = timm.create_model(name, depth=2, num_classes=11).eval()
-    fill_with_noise(ours)
-    theirs.load_state_dict(ours.state_dict(), strict=True)
-    images = torch.randn(2, 3, *ours.spec.image_size)
-    with torch.inference_mode():
-        expected = theirs(images)
-        assert relative(ours(images), expected) <= TOLERANCE
-        # The control: two keys swapped must show.
-        state = ours.state_dict()
-        state["blocks.0.norm1.weight"], state["blocks.0.norm2.weight"] = (
-            state["blocks.0.norm2.weight"],
-            state["blocks.0.norm1.weight"],
-        )
-        theirs.load_state_dict(state)
-        assert relative(theirs(images), expected) > 10 * TOLERANCE
 
 
 EVA_KEYS = {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2", "attn.qkv.q_bias": "attn.q_bias",
@@ -92,7 +64,7 @@ def test_another_image_size(name):
 
 def test_every_family_that_timm_knows_has_a_case():
     known = {line.family for name, line in table().items() if timm.is_model(name)}
-    assert known - {table()[name].family for name in [*NAMES, *KINDS]} == {
+    assert known - {table()[name].family for name in KINDS} == {
         "Larger ViTs",  # as ViT, with other numbers
         "Models for tests",  # the same
     }
