@@ -104,7 +104,7 @@ def test_what_the_caller_names_goes_before_what_the_model_knows(tmp_path):
         ({"classes": ["x", "y"]}, "2 class names do not match a head of 3"),
         (
             {"preprocess": vitkit.Preprocess(image_size=32, mean=(0.5,), std=(0.5,))},
-            "its preprocessing has 1 channel, its model 3",
+            "its preprocessing has channels: 1, its model: 3",
         ),
     ],
     ids=["text", "numbers", "count", "channels"],

@@ -363,13 +363,12 @@ def refuse_contradictions(
             or images of other channels than the model's.
     """
     names = list(classes) if isinstance(classes, list | tuple) else [None]
-    channels = plural(preprocess.channels, "channel")
     problems = {
         "its class names are not a list of strings": set(map(type, names)) - {str},
         f"{len(names)} class names do not match a head of {spec.num_classes}": (
             len(names) not in (0, spec.num_classes)
         ),
-        f"its preprocessing has {channels}, its model {spec.in_channels}": (
+        f"its preprocessing has channels: {preprocess.channels}, its model: {spec.in_channels}": (
             preprocess.channels != spec.in_channels
         ),
     }
