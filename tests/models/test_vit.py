@@ -9,7 +9,7 @@ import torch
 from noise import fill_with_noise
 
 import vitkit
-from vitkit import SettingError, ShapeError, SpecError
+from vitkit import SettingError, ShapeError
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 32, "depth": 3, "num_heads": 4,
          "mlp_width": 64, "num_classes": 7}  # fmt: skip
@@ -21,45 +21,10 @@ def small(**overrides: object) -> vitkit.ViT:
     return model
 
 
-PUBLISHED = {
-    "vit_base_patch16_224": 86_567_656,
-    "vit_base_patch32_224": 88_224_232,
-    "vit_large_patch16_224": 304_326_632,
-    "vit_large_patch32_224": 306_535_400,
-    "vit_huge_patch14_224": 632_045_800,
-}
-
-
-@pytest.mark.parametrize(("name", "parameters"), PUBLISHED.items())
-def test_published_parameter_counts(name, parameters):
-    with torch.device("meta"):
-        assert sum(p.numel() for p in vitkit.create_model(name).parameters()) == parameters
-
-
-def test_without_qkv_bias_the_count_is_the_notebook_s():
-    with torch.device("meta"):
-        model = vitkit.create_model("vit_base_patch16_224", qkv_bias=False)
-    assert sum(p.numel() for p in model.parameters()) == 86_540_008
-
-
-def test_list_models_is_sorted_and_takes_a_pattern():
-    names = vitkit.list_models()
-    assert names == sorted(names)
-    assert {f"vit_{s}_patch{p}_224" for s in ("tiny", "small", "base", "large", "huge")
-            for p in (8, 14, 16, 32)} <= set(names)  # fmt: skip
+def test_list_models_takes_a_pattern():
     assert vitkit.list_models("vit_tiny_patch*_384") == [
         "vit_tiny_patch16_384", "vit_tiny_patch32_384", "vit_tiny_patch8_384"]  # fmt: skip
     assert vitkit.list_models("nothing") == []
-
-
-def test_create_model_names_what_is_wrong():
-    with pytest.raises(
-        SettingError,
-        match=r"no model 'vit_bas_patch16_224' .did you mean 'vit_base_patch16_224' or",
-    ):
-        vitkit.create_model("vit_bas_patch16_224")
-    with pytest.raises(SpecError, match="no field 'img_sze'"):
-        vitkit.create_model("vit_tiny_patch16_224", img_sze=3)
 
 
 @pytest.mark.parametrize("stem", ["convolution", "linear"])
@@ -125,8 +90,6 @@ def test_record_keeps_only_what_was_asked_and_changes_nothing():
     torch.testing.assert_close(narrow.attention[2], record.attention[2][:, [3, 1]][:, :, [0]])
     with pytest.raises(SettingError, match=r"query row 17 does not exist; rows are 0 to 16"):
         model(images, record=vitkit.Record(attention=[0], queries=[17]))
-    with pytest.raises(SettingError, match=r"layer 3 does not exist; layers are 0 to 2"):
-        model(images, record=vitkit.Record(attention=[3]))
 
 
 def test_dropout_rates_are_separate_and_off_in_eval_mode():
