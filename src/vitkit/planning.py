@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
+from vitkit.errors import SettingError
 from vitkit.spec import ViTSpec
 
 OptimizerName = Literal["adamw", "adam", "sgd", "muon"]
@@ -225,7 +226,7 @@ class GPU:
     amp: Literal["bfloat16", "float16"] = "bfloat16"  # the better type of autocast that it has
 
 
-GPUName = Literal["h100", "h200", "a100-40", "a100-80", "l4", "t4", "rtx4090"]
+GPUName = Literal["h100", "h200", "a100-40", "a100-80", "l4", "t4", "rtx4090", "this"]
 GPUS = {
     "h100": GPU("NVIDIA H100 80GB HBM3", 989.4, 67.0, 3350.0, 80.0),
     "h200": GPU("NVIDIA H200", 989.4, 67.0, 4800.0, 141.0),
@@ -236,6 +237,26 @@ GPUS = {
     "rtx4090": GPU("NVIDIA GeForce RTX 4090", 165.2, 82.6, 1008.0, 24.0),
 }
 """Value of `--gpu` -> facts."""
+
+
+def find_gpu(name: GPUName) -> GPU:
+    """Return the facts of a GPU; with `this`, the memory is what this machine's GPU has.
+
+    Raises:
+        SettingError: no GPU here, or one of another kind.
+    """
+    if name != "this":
+        return GPUS[name]
+    import torch
+
+    wrong = "this machine has no CUDA GPU"
+    if torch.cuda.is_available():
+        here = torch.cuda.get_device_properties(0)
+        for gpu in GPUS.values():
+            if gpu.name == here.name:
+                return replace(gpu, gigabytes=here.total_memory / 1e9)
+        wrong = f"the peak of {here.name!r} is not known"
+    raise SettingError(f"--gpu this: {wrong}; pass one of {', '.join(GPUS)}")
 
 
 def step_time(run: Training, images: int, gpu: GPU) -> dict[str, float]:

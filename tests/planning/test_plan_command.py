@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
+import torch
 from tiny_checkpoint import save_tiny
 
 from vitkit import cli
@@ -125,6 +127,17 @@ def test_a_checkpoint_is_planned_as_the_model_in_it(tmp_path, capsys):
     assert found["model"] == str(path)
 
 
+def test_the_gpu_of_this_machine_by_its_own_figures(monkeypatch, capsys):
+    here = SimpleNamespace(name="NVIDIA H200", total_memory=150 * 10**9)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: here)
+    found = json.loads(plan(capsys, "ViT-B/16", "--gpu", "this", "--json"))
+    assert (found["gpu"], found["available_bytes"]) == ("NVIDIA H200", 148e9)
+    here.name = "NVIDIA H20"
+    assert cli.run(["plan", "ViT-B/16", "--gpu", "this"]) == 2
+    assert "--gpu this: the peak of 'NVIDIA H20' is not known" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -140,7 +153,7 @@ def test_a_checkpoint_is_planned_as_the_model_in_it(tmp_path, capsys):
         ("vit_bas_patch16_224", r"no model .*did you mean 'vit_base_patch16_224'"),
         ("ViT-B/16 --img-size 225", r"225 .* not divisible by patch_size 16"),
         ("ViT-B/16 --spec.num-heads 7", r"width 768 is not divisible by num_heads 7"),
-        ("ViT-B/16 --gpu this", r"--gpu this: must be one of"),
+        ("ViT-B/16 --gpu this", r"--gpu this: this machine has no CUDA GPU; pass one of h100, "),
         ("ViT-B/16 --measure", r"there is no flag --measure; .* by formula"),
         ("ViT-B/16 --amp bfloat16 --gpu t4", r"--amp bfloat16: t4 has none"),
         ("ViT-B/16 --parallel fsdp", r"there is no flag --parallel; .* plan shows ddp and fsdp"),
@@ -151,7 +164,8 @@ def test_a_checkpoint_is_planned_as_the_model_in_it(tmp_path, capsys):
         ("ViT-B/16 --spec.stem resnet", r"stem|stages"),
     ],
 )
-def test_mistakes_are_one_line(words, message, capsys):
+def test_mistakes_are_one_line(words, message, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert cli.run(["plan", *words.split()]) == 2
     error = capsys.readouterr().err
     assert re.search(message, error)

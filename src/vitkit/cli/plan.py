@@ -23,6 +23,7 @@ from vitkit.training.config.meaning import Aliases
 EXAMPLES = (
     "vitkit plan vit_base_patch16_224 --gpus 8 --gpu h200 --batch-size 2048",
     "vitkit plan ViT-L/16 --gpu rtx4090 --batch-size 64 --img-size 384  # does it fit?",
+    "vitkit plan vit_tiny_patch16_224 --gpu this  # the GPU of this machine",
 )
 
 
@@ -49,7 +50,7 @@ def plan_command(
     Args:
         model: a model's name, or a checkpoint of any known format.
         gpus: number of GPUs.
-        gpu: kind of GPU.
+        gpu: kind of GPU; `this` is the first GPU of this machine.
         batch_size: images of a step on all GPUs; default 256 for each.
         epochs: passes over the images.
         images: images of the training split; the default is that of ImageNet-1k.
@@ -72,7 +73,7 @@ def plan_command(
 
 def _plan(asked: Namespace) -> dict[str, Any]:
     """Return what is printed: the settings, the model, and each way to run the training."""
-    gpu = planning.GPUS[asked.gpu]
+    gpu = planning.find_gpu(asked.gpu)
     if asked.batch_size is None:
         asked.batch_size = asked.gpus * 256
     _check_numbers(asked)

@@ -243,7 +243,7 @@ def _open_image_file(source: bytes | str | os.PathLike[str], name: str) -> Strea
 
 def _refusal(format: str | None, name: str, error: BaseException) -> ImageError:
     """Return the error for a file that Pillow cannot decode."""
-    if "truncat" in str(error).lower():
+    if _is_cut(error):
         return ImageError(name, "truncated", f"the {format} file ends too early")
     if format == "TIFF" and isinstance(error, UnidentifiedImageError):
         detail = (
@@ -253,6 +253,11 @@ def _refusal(format: str | None, name: str, error: BaseException) -> ImageError:
         return ImageError(name, "mode", detail)
     detail = f"{format or 'a file'} that cannot be read: {_one_line(error)}"
     return ImageError(name, "damaged", detail)
+
+
+def _is_cut(error: BaseException) -> bool:
+    """True where Pillow found the end of the file too early: in the pixels, or before them."""
+    return re.search("truncat|cannot load this image", str(error), re.IGNORECASE) is not None
 
 
 def as_rgb(image: Image.Image | np.ndarray, name: str = "image") -> RGBPixels:
@@ -284,8 +289,8 @@ def as_rgb(image: Image.Image | np.ndarray, name: str = "image") -> RGBPixels:
             image.load()
             return _turned_upright(rgb_pixels(image, name), image)
     except PILLOW_ERRORS as error:
-        is_cut = "truncat" in str(error).lower()
-        raise ImageError(name, "truncated" if is_cut else "damaged", _one_line(error)) from error
+        reason = "truncated" if _is_cut(error) else "damaged"
+        raise ImageError(name, reason, _one_line(error)) from error
 
 
 def _decode(
