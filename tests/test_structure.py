@@ -23,13 +23,13 @@ sys.path.insert(0, str(ROOT.parents[1] / "scripts"))
 from measure_code import Code, figures, strays  # noqa: E402
 
 LARGEST = {
-    "files": 230, "lines": 54_000, "tokens of code": 285_000, "imports, % of lines of code": 11.6,
-    "raise statements": 810, "longest line": 100,
+    "files": 215, "lines": 51_000, "tokens of code": 265_000, "imports, % of lines of code": 11.5,
+    "raise statements": 600, "longest line": 100,
 }  # fmt: skip
 """What a reader can hold in the head."""
 LARGEST_CLOSURES = {
     "training.trainer": 39, "training.step": 38, "data.loading.loader": 13,
-    "weights.checkpoint": 23,
+    "weights.checkpoint": 25,
 }  # fmt: skip
 """Modules that importing one of these may bring along, itself included."""
 SHARED_NAMES = {"describe", "run", "train"}
@@ -76,7 +76,7 @@ def test_reading_a_checkpoint_imports_no_writer(code, name):
 
 
 def test_the_longest_chain_of_imports(code):
-    assert len(code.longest_chain) <= 26
+    assert len(code.longest_chain) <= 29
 
 
 def test_public_names_are_unique(code):
@@ -93,9 +93,8 @@ def test_the_formatter_is_rarely_switched_off(code):
 
 
 def test_lines_are_not_bought_by_density(code):
-    # Plain code was removed first: the share rose while their number fell from 1,676 to 1,622.
     found = dict(figures(code))
-    assert 41 <= found["all three per 1,000 lines of code"] <= 56.5
+    assert 41 <= found["all three per 1,000 lines of code"] <= 50
     assert 32 <= found["words a public docstring"] <= 39.5
 
 

@@ -182,7 +182,7 @@ def draw_batch(config: TrainConfig, max_images: int) -> NotebookFigure:
     batch = next(plan.steps[0].parts(config.grad_accum_steps))
     fed = make_transform(plan)(batch, step=0)
     parts = config.grad_accum_steps
-    return figures.draw_batch(fed, batch, plan.dataset, plan.preprocess, max_images, parts)
+    return figures.batch_figure(fed, batch, plan.dataset, plan.preprocess, max_images, parts)
 
 
 def _check_paths(checkpoints: tuple[str | Path, ...]) -> None:

@@ -142,7 +142,9 @@ def join_process_group(device: torch.device, timeout: float) -> Iterator[Process
         yield ProcessGroup()
         return
     rank = int(os.environ["RANK"])
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    backend = "gloo"
+    if device.type == "cuda":
+        backend = "cpu:gloo,cuda:nccl"
     world: ProcessGroup | None = None
     try:
         # collectives outside of steps wait for long work of rank 0
@@ -188,12 +190,16 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
     A tensor that is not sharded is returned as it is.
     """
-    return cast(Any, tensor).full_tensor() if is_sharded(tensor) else tensor
+    if is_sharded(tensor):
+        return cast(Any, tensor).full_tensor()
+    return tensor
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
     """Return the part of a tensor that this process holds."""
-    return cast(Any, tensor).to_local() if is_sharded(tensor) else tensor
+    if is_sharded(tensor):
+        return cast(Any, tensor).to_local()
+    return tensor
 
 
 def distribute_like(tensor: Tensor, like: Tensor) -> Tensor:

@@ -62,7 +62,9 @@ def _nearest_field(cls: type[Any], name: str) -> str:
     if name in other_names:
         return f" (did you mean {other_names[name][0]!r}?)"
     known = field_names(cls)
-    listed = f"; it has {', '.join(known)}" if len(known) <= MOST_LISTED else ""
+    listed = ""
+    if len(known) <= MOST_LISTED:
+        listed = f"; it has {', '.join(known)}"
     return did_you_mean(name, known) or listed
 
 
@@ -105,7 +107,9 @@ def _object(values: object, cls: type[Any]) -> Mapping[str, Any]:
     known = field_names(cls)
     unknown = [name for name in values if name not in known]
     if unknown:
-        more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
+        more = ""
+        if len(unknown) > 1:
+            more = f" (and {len(unknown) - 1} more)"
         near = _nearest_field(cls, unknown[0])
         raise SpecError(f"{cls.__name__} has no field {unknown[0]!r}{near}{more}")
     for name, value in values.items():

@@ -147,7 +147,9 @@ def nearest_parent(path: Path) -> str:
     missing = path.absolute().relative_to(parent).parts[0]
     shown = [entry for entry in sorted(entries) if not entry.startswith(".")]
     near = _nearest(missing, shown, SIMILAR_SHOWN)
-    similar = f", with: {', '.join(map(escape, near))}" if near else ""
+    similar = ""
+    if near:
+        similar = f", with: {', '.join(map(escape, near))}"
     return f"the nearest folder that exists is {escape(parent)}{similar}"
 
 

@@ -188,7 +188,9 @@ def usual_name(name: str, known: Iterable[str]) -> str:
         return name
     size, patch, pixels = short.groups(default="224")
     usual = f"vit_{SIZES.get(size.lower(), size.lower())}_patch{patch}_{pixels}"
-    return usual if usual in known else name
+    if usual in known:
+        return usual
+    return name
 
 
 def refuse_transformer_keywords(keywords: Mapping[str, Any]) -> None:
@@ -197,7 +199,9 @@ def refuse_transformer_keywords(keywords: Mapping[str, Any]) -> None:
     The message has the name that `Transformer` has for it.
     """
     for keyword in keywords:
-        hint = f"; write {TRANSFORMER[keyword]}=" if keyword in TRANSFORMER else ""
+        hint = ""
+        if keyword in TRANSFORMER:
+            hint = f"; write {TRANSFORMER[keyword]}="
         raise TypeError(f"Transformer has no argument {keyword!r}{hint}")
 
 
@@ -207,7 +211,9 @@ def refuse_moved_keywords(keywords: Iterable[str]) -> None:
     The message says where a keyword of `MOVED` is now.
     """
     for keyword in keywords:
-        where = f"; it is in {MOVED[keyword]} now" if keyword in MOVED else ""
+        where = ""
+        if keyword in MOVED:
+            where = f"; it is in {MOVED[keyword]} now"
         raise TypeError(f"there is no argument {keyword!r}{where or GONE.get(keyword, '')}")
 
 

@@ -119,7 +119,9 @@ def _pixels(spec: ViTSpec) -> int:
 
 def _first_layers(spec: ViTSpec) -> int:
     """Return the matrices before the activation function of an MLP: two with a gate (SwiGLU)."""
-    return 1 if spec.mlp == "plain" else 2
+    if spec.mlp == "plain":
+        return 1
+    return 2
 
 
 def training_flops(run: Training) -> int:

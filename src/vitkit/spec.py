@@ -226,7 +226,9 @@ class ViTSpec(Described):
     @property
     def pooled_width(self) -> int:
         """The width of the pooled vector: D, or 2 D for `cls_mean`."""
-        return 2 * self.width if self.pooling == "cls_mean" else self.width
+        if self.pooling == "cls_mean":
+            return 2 * self.width
+        return self.width
 
     @property
     def head_inputs(self) -> int:

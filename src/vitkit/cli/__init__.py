@@ -89,7 +89,9 @@ def run(arguments: list[str]) -> int:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     if arguments[:1] == ["help"]:  # `help VERB` is `VERB --help`
-        wanted = "--help-all" if "--help-all" in arguments else "--help"
+        wanted = "--help"
+        if "--help-all" in arguments:
+            wanted = "--help-all"
         arguments = [*arguments[1:2], wanted]
     verb, *rest = arguments or ["--help"]
     try:

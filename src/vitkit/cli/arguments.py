@@ -102,7 +102,9 @@ class Argument:
     @property
     def label(self) -> str:
         """The name in messages: the main flag, or the word of a positional argument."""
-        return self.flags[0] if self.flags else self.metavar
+        if self.flags:
+            return self.flags[0]
+        return self.metavar
 
     @property
     def has_many_choices(self) -> bool:
@@ -149,7 +151,9 @@ class Argument:
             near = did_you_mean(word, self.choices)
             raise SettingError(f"{typed} {word}: must be one of {', '.join(self.choices)}{near}")
         try:
-            return _yaml(word, typed) if self.kind is dict else self.kind(word)
+            if self.kind is dict:
+                return _yaml(word, typed)
+            return self.kind(word)
         except ValueError:
             raise SettingError(f"{typed} {word}: must be {KINDS[self.kind]}") from None
 

@@ -88,7 +88,9 @@ def _value(default: object) -> str:
         return NO_BREAK.join(map(_value, default))
     if isinstance(default, float):
         return f"{default:g}"
-    return "" if default is None or default is False else str(default)
+    if default is None or default is False:
+        return ""
+    return str(default)
 
 
 def _examples(examples: Iterable[str], width: int) -> Iterator[str]:

@@ -42,7 +42,9 @@ def models_command(
     if not rows:
         words = "checkpoint's name" if pretrained else "model's name"
         under = f" under the licence {licence!r}" if licence else ""
-        listing = "vitkit models --pretrained" if pretrained else "vitkit models"
+        listing = "vitkit models"
+        if pretrained:
+            listing = "vitkit models --pretrained"
         raise SettingError(f"no {words} matches {pattern!r}{under}; `{listing}` lists all")
     sys.stdout.write(format_table(rows, terminal_width()))
     first = rows[0][0]
@@ -55,7 +57,9 @@ def models_command(
 
 def listing_weights(model: str) -> list[Words]:
     """Return the command that lists the published weights of a model; none if there are none."""
-    return [("models", model, "--pretrained")] if list_models(model, pretrained=True) else []
+    if list_models(model, pretrained=True):
+        return [("models", model, "--pretrained")]
+    return []
 
 
 def _presets(pattern: str) -> list[list[str]]:

@@ -10,9 +10,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from vitkit.cli.images import (
     StreamedImages,
@@ -96,16 +95,12 @@ def predict_command(
     refuse_images_first("predict", checkpoint, "IMAGES")
     table = None if csv is None else Path(csv)
     folder = None if save_images is None else Path(save_images)
-    named = [*map(Path, images), *files_of_checkpoint(checkpoint)]
+    inputs = [*map(Path, images), *files_of_checkpoint(checkpoint)]
     if table is not None:  # by the names alone: opening a large dataset takes time
-        check_outputs([table], (".csv",), inputs=named, overwrite=overwrite, flag="--csv")
+        check_outputs([table], (".csv",), inputs=inputs, overwrite=overwrite, flag="--csv")
     found = find_arguments(images, split=split, data_root=data_root, strict=strict)
     if folder is not None:
-        places = ResultPlaces(folder, ".png")
-        check_outputs(
-            (places.path(image.place) for image in found),
-            inputs=chain(named, found.files()), overwrite=overwrite, flag="--save-images",
-        )  # fmt: skip
+        _check_drawings(folder, found, inputs, overwrite)
     plain = (engine, precision, calibrate) == ("auto", "float32", None)
     plain = plain and device in ("auto", "cpu") and not allow_partial
     exported = opens_artefact(checkpoint, plain=plain, trust_code=trust_code)
@@ -117,14 +112,13 @@ def predict_command(
 
     if exported:
         predictor = Predictor(checkpoint, batch_size=batch_size, trust_code=trust_code)
-        artefact: Any = predictor.forward
-        answers = RightAnswers(match_labels(artefact.description, found.classes))
+        described: Any = cast("Any", predictor.forward).description
     else:
-        loaded = load(checkpoint, strict=not allow_partial)
+        described = load(checkpoint, strict=not allow_partial)
         predictor = Predictor.from_checkpoint(
-            loaded, engine=options, device=device, batch_size=batch_size
+            described, engine=options, device=device, batch_size=batch_size
         )
-        answers = RightAnswers(match_labels(loaded, found.classes))
+    answers = RightAnswers(match_labels(described, found.classes))
     usable = StreamedImages(found, strict=strict)
     predictions = usable.with_outputs(predictor.stream(usable, top_k))
     with _writers(table, folder, found, answers, json=json) as writers:
@@ -132,17 +126,30 @@ def predict_command(
             answers.add(image, prediction.label)
             for write in writers:
                 write(image, prediction)
-    lines = answers.lines()
-    if table is not None:
-        lines.append(f"wrote {escape(table)}: {plural(usable.count - usable.broken, 'image')}")
-    if folder is not None:
-        lines.append(f"wrote {plural(usable.count - usable.broken, 'image')} to {escape(folder)}")
-    sys.stderr.writelines(f"{line}\n" for line in lines)  # stdout is for results only
+    _end(answers, plural(usable.count - usable.broken, "image"), table, folder)
     if usable.labelled and len(images) == 1:
         suggest(("eval", checkpoint, *images, *flags(split=split, data_root=data_root)))
     elif os.path.isfile(usable.first):
         suggest(("explain", checkpoint, usable.first))
     usable.refuse_broken()
+
+
+def _check_drawings(folder: Path, found: ImageList, inputs: list[Path], overwrite: bool) -> None:
+    """Refuse drawings that would replace a file, before any is made."""
+    places = ResultPlaces(folder, ".png")
+    paths = (places.path(image.place) for image in found)
+    inputs = [*inputs, *found.files()]
+    check_outputs(paths, inputs=inputs, overwrite=overwrite, flag="--save-images")
+
+
+def _end(answers: RightAnswers, written: str, table: Path | None, folder: Path | None) -> None:
+    """Print the score on labelled images and what was written; stdout is for results only."""
+    lines = answers.lines()
+    if table is not None:
+        lines.append(f"wrote {escape(table)}: {written}")
+    if folder is not None:
+        lines.append(f"wrote {written} to {escape(folder)}")
+    sys.stderr.writelines(f"{line}\n" for line in lines)
 
 
 # Writers of predictions: each gets an image with its prediction as soon as it is computed.

@@ -179,7 +179,9 @@ def build_eager(request: EngineRequest) -> Forward:
         logits: Tensor = model(images.to(dtype))
         return logits
 
-    return SingleImageGraph(forward) if request.device.type == "cuda" else forward
+    if request.device.type == "cuda":
+        return SingleImageGraph(forward)
+    return forward
 
 
 def _cast(model: ViT, precision: str) -> ViT:

@@ -190,7 +190,9 @@ def _linear_layers(model: Any) -> list[str]:
             in_blocks = True
         elif kind == "MatMul" and _is_linear(node):
             names.append(node.get_friendly_name())
-    return names if in_blocks else []
+    if in_blocks:
+        return names
+    return []
 
 
 def _is_linear(node: Any) -> bool:

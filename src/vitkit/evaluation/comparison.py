@@ -57,7 +57,9 @@ class Pair:
         )
         if self.p >= SIGNIFICANCE_LEVEL:
             return f"No significant difference between {self.first} and {self.second}: {right}."
-        better = "better" if self.only_second > self.only_first else "worse"
+        better = "worse"
+        if self.only_second > self.only_first:
+            better = "better"
         return f"{self.second} is {better} than {self.first}: {right}."
 
 

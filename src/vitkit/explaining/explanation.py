@@ -76,7 +76,9 @@ class Explanation:
         """The unit of the values of `grid`, such as `share of attention`."""
         if self.grid is None:
             return "importance, scaled to 0 to 1"
-        return METHODS[self.method].unit if self.method in METHODS else "importance"
+        if self.method in METHODS:
+            return METHODS[self.method].unit
+        return "importance"
 
     @property
     def caption(self) -> tuple[str, ...]:
@@ -86,7 +88,9 @@ class Explanation:
     @property
     def image_lines(self) -> tuple[str, ...]:
         """The class with its probability, the visible part if the image is cropped, and `notes`."""
-        lines = [f"{self.label}: {percent(self.probability)}"] if self.label else []
+        lines = []
+        if self.label:
+            lines = [f"{self.label}: {percent(self.probability)}"]
         if self.label and self.predicted not in ("", self.label):
             lines[0] += f" (predicted: {self.predicted}, {percent(self.predicted_probability)})"
         height, width = self.image.shape[:2]
@@ -213,13 +217,17 @@ class Explanation:
     @property
     def values(self) -> Float[np.ndarray, "gh gw *colours"]:
         """The values that are drawn: `grid`, or else `heatmap`."""
-        return self.heatmap if self.grid is None else self.grid
+        if self.grid is None:
+            return self.heatmap
+        return self.grid
 
     @property
     def _view(self) -> Viewport:
         height, width = self.image.shape[:2]
         whole = 0.0, 0.0, float(height), float(width)
-        return whole if self.viewport is None or self.grid is None else self.viewport
+        if self.viewport is None or self.grid is None:
+            return whole
+        return self.viewport
 
     def original(self) -> UInt8[np.ndarray, "h w 3"]:
         """Return the image in the size of the overlay, with a border around what the model sees."""

@@ -158,7 +158,9 @@ class FaithfulnessReport:
 
     def _median(self, name: str) -> float | None:
         values = self._measurable(name)
-        return float(np.median(values)) if values else None
+        if values:
+            return float(np.median(values))
+        return None
 
     @cached_property
     def p(self) -> float:
@@ -330,7 +332,9 @@ def measure_faithfulness(
 
 
 def _measured(share: float) -> float | None:
-    return None if math.isnan(share) else float(share)
+    if math.isnan(share):
+        return None
+    return float(share)
 
 
 def normalised_areas(

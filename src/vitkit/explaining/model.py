@@ -150,12 +150,16 @@ class ModelExplanation:
     @property
     def images(self) -> int:
         """The number of images that were measured."""
-        return 0 if self.depth is None else self.depth.images
+        if self.depth is None:
+            return 0
+        return self.depth.images
 
     @property
     def caption(self) -> str:
         """The name of the model, and the number of images."""
-        return f"{self.name}; {plural(self.images, 'image')}" if self.images else self.name
+        if self.images:
+            return f"{self.name}; {plural(self.images, 'image')}"
+        return self.name
 
     @property
     def panels(self) -> tuple[str, ...]:

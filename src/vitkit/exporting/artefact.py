@@ -16,7 +16,6 @@ from vitkit.errors import CheckpointError, SettingError, SpecError
 from vitkit.io.untrusted import parse_json
 from vitkit.messages import escape
 from vitkit.spec import Preprocess
-from vitkit.weights.checkpoint import names_are_assumed
 
 ENDINGS = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2", "aoti": ".pt2"}
 """Format -> ending of the file's name."""
@@ -98,11 +97,15 @@ class ArtefactDescription:
     def metadata(self) -> dict[str, Any]:
         """How the checkpoint's data were opened and split, by the names of its own metadata."""
         stored = self.source.get("metadata")
-        return stored if isinstance(stored, dict) else {}
+        if isinstance(stored, dict):
+            return stored
+        return {}
 
     @property
     def classes_assumed(self) -> bool:
         """True if no file names the classes and they are assumed to be those of ImageNet-1k."""
+        from vitkit.weights.checkpoint import names_are_assumed  # brings torch
+
         return names_are_assumed(self.classes, self.metadata)
 
     def to_text(self) -> str:

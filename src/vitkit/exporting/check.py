@@ -199,4 +199,6 @@ def generated_images() -> list[Image]:
 
 def _colour(pixels: UInt8[np.ndarray, "H W C"]) -> Image:
     """Return an image with three channels, as an exported model takes pixels."""
-    return np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
+    if pixels.shape[2] == 1:
+        return np.repeat(pixels, 3, axis=2)
+    return pixels

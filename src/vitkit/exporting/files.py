@@ -513,7 +513,9 @@ def script_without_vitkit(description: ArtefactDescription, path: Path) -> str:
     if description.format == "onnx":
         opened = OPEN_ONNX.format(path=quoted)
     elif description.format == "openvino":
-        hint = "bf16" if description.precision == "bfloat16" else "f32"
+        hint = "f32"
+        if description.precision == "bfloat16":
+            hint = "bf16"
         opened = OPEN_OPENVINO.format(path=quoted, hint=hint)
     else:
         load = LOAD[description.format].format(path=quoted)

@@ -247,7 +247,9 @@ def _network(host: str) -> str:
             return "public"
     if address.is_loopback:
         return "here"
-    return "public" if address.is_global else "private"
+    if address.is_global:
+        return "public"
+    return "private"
 
 
 def _chunks(response: HTTPResponse) -> Iterator[bytes]:

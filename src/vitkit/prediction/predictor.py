@@ -114,7 +114,9 @@ class Predictor:
             preprocess, classes, temperature = found.preprocess, found.classes, found.temperature
             self._takes_pixels = found.with_preprocessing
         elif not callable(given):
-            shown = repr(fspath(given)) if isinstance(given, str | PathLike) else "checkpoint"
+            shown = "checkpoint"
+            if isinstance(given, str | PathLike):
+                shown = repr(fspath(given))
             raise SettingError(
                 "Predictor takes a function from images to logits; write "
                 f"vitkit.Predictor.from_checkpoint({shown})"
@@ -323,7 +325,9 @@ class Predictor:
     def _prepare(self, name: str, image: AnyImage) -> ResizedImage | ImageError:
         try:
             pixels = read_any_image(image, name)
-            return pixels if self._takes_pixels else fit(pixels, self.preprocess)
+            if self._takes_pixels:
+                return pixels
+            return fit(pixels, self.preprocess)
         except ImageError as error:
             return error
 

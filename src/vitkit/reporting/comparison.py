@@ -135,5 +135,7 @@ def _curves(names: Mapping[str, str]) -> dict[str, Any]:
         with suppress(DataError, OutputError):
             if len(found) < MOST_CURVES:
                 found[letter] = LearningCurves.read(name).columns
-    svg = inline_svg(draw_compared_curves(found), "curves") if found else ""
+    svg = ""
+    if found:
+        svg = inline_svg(draw_compared_curves(found), "curves")
     return {"svg": svg, "without": [letter for letter in names if letter not in found]}

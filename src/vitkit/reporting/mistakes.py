@@ -91,7 +91,9 @@ def mistakes(run: ReportedRun) -> dict[str, Any]:
     numbers = wrong[np.argsort(-predictions.probability[wrong], kind="stable")].tolist()
     split = run.split_of(predictions) if numbers else None
     checkpoint, end = run.checkpoint, time.monotonic() + SECONDS
-    unexplained = "" if checkpoint else "The run has no weights, so its mistakes are not explained."
+    unexplained = "The run has no weights, so its mistakes are not explained."
+    if checkpoint:
+        unexplained = ""
     shown = []
     for number in numbers[:SHOWN]:
         one = _predicted_image(predictions, split, number)

@@ -100,7 +100,9 @@ class ReportedRun:
         if {"width", "depth"} <= spec.keys():
             model = f"ViT of width {spec['width']} with {plural(spec['depth'], 'block')}"
         ends = [line.partition("T")[0] for line in self.log[-1:]]
-        day = f", {ends[0]}" if ends and DAY.fullmatch(ends[0]) else ""
+        day = ""
+        if ends and DAY.fullmatch(ends[0]):
+            day = f", {ends[0]}"
         return escape(f"{model} on {self.data}{day}")
 
     @cached_property
@@ -126,7 +128,9 @@ class ReportedRun:
     @property
     def metadata(self) -> Mapping[str, Any]:
         """The metadata of the weights; empty without them."""
-        return {} if self.checkpoint is None else self.checkpoint.metadata
+        if self.checkpoint is None:
+            return {}
+        return self.checkpoint.metadata
 
     @cached_property
     def dataset(self) -> Dataset | None:
@@ -236,7 +240,9 @@ class ReportedRun:
     @property
     def temperature(self) -> float:
         """The stored temperature; 1 without any."""
-        return 1.0 if self.checkpoint is None else self.checkpoint.temperature
+        if self.checkpoint is None:
+            return 1.0
+        return self.checkpoint.temperature
 
     @cached_property
     def predictions(self) -> Predictions:
@@ -283,7 +289,9 @@ class ReportedRun:
     def data(self) -> str:
         """The data, as they were named; DATA where they were an object of Python."""
         data = str(self.settings.get("data") or "DATA")
-        return "DATA" if data.startswith(MEMORY_PREFIX) else data
+        if data.startswith(MEMORY_PREFIX):
+            return "DATA"
+        return data
 
     @property
     def relabel_file(self) -> Path | None:
@@ -296,13 +304,17 @@ class ReportedRun:
     @property
     def relabel_words(self) -> list[str | Path]:
         """The flag that names the corrected labels of the run; none without them."""
-        return [] if self.relabel_file is None else ["--relabel", self.relabel_file]
+        if self.relabel_file is None:
+            return []
+        return ["--relabel", self.relabel_file]
 
     def command(self, verb: str, *words: str | Path) -> str:
         """Return a command line of vitkit, with the folder of the data where one was named."""
         # the run's data are found only below that folder
         root = self.settings.get("data_root")
-        more = ["--data-root", str(root)] if root and self.data in map(str, words) else []
+        more = []
+        if root and self.data in map(str, words):
+            more = ["--data-root", str(root)]
         return f"vitkit {verb} {escape(shlex.join([*map(str, words), *more]))}"
 
 

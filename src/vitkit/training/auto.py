@@ -209,7 +209,9 @@ class _Search:
             self._run("finetune", self._finetune, linear)
         except NonFiniteError as error:
             return f"finetune diverged: {error}"
-        return "" if self.winner == "finetune" else "finetune is not significantly better"
+        if self.winner == "finetune":
+            return ""
+        return "finetune is not significantly better"
 
     def _run(
         self, name: str, candidate: Callable[[Path], _Result], before: _Result | None = None

@@ -183,7 +183,9 @@ class Evaluate(Callback):
         """
         self.save.before_validation(trainer.last_step)
         run, progress = self.run, self.run.progress
-        validation = self._validate(trainer.epoch) if "val" in run.plan.dataset.splits else {}
+        validation = {}
+        if "val" in run.plan.dataset.splits:
+            validation = self._validate(trainer.epoch)
         # after validation, so that a kill during it validates again
         train_loss = progress.close_epoch()
         is_best = progress.count_best(trainer.epoch, validation)
@@ -442,7 +444,9 @@ class ReportProgress(Callback):
     def _show(self, epoch: int, step: int, loss: float) -> None:
         now, used = self._now(), memory(self.plan.device)
         speed, since_start = now.since(self._epoch).speed(), now.since(self._start)
-        on_device = f" + {used['cuda_memory'] / 1000:.1f} on CUDA" if "cuda_memory" in used else ""
+        on_device = ""
+        if "cuda_memory" in used:
+            on_device = f" + {used['cuda_memory'] / 1000:.1f} on CUDA"
         self.log.display.show(
             step,
             f"epoch {epoch}/{self.run.plan.config.epochs}",

@@ -264,7 +264,9 @@ def as_teacher(
 def _own_preprocess(model: nn.Module) -> Preprocess | None:
     """Return the preprocessing that a ViT or a timm module has; `None` for another module."""
     if isinstance(model, ViT):  # the usual statistics are not known to be those of its training
-        return model.origin.preprocess if model.origin else None
+        if model.origin:
+            return model.origin.preprocess
+        return None
     # Read from attributes, without importing timm.
     config = getattr(model, "pretrained_cfg", None)
     if not isinstance(config, dict) or not {"mean", "std", "input_size"} <= config.keys():

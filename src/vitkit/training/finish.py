@@ -81,7 +81,9 @@ def finish_run(run: Run, stopped: str) -> dict[str, Metrics]:
 def _chosen(run: Run) -> str:
     """Describe which weights are kept."""
     has_validation = "val" in run.plan.dataset.splits
-    return "best weights" if has_validation else "weights of the last epoch"
+    if has_validation:
+        return "best weights"
+    return "weights of the last epoch"
 
 
 def _test(run: Run, model: ViT, before: Metrics | None, temperature: float | None) -> Metrics:

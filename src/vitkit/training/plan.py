@@ -123,7 +123,9 @@ class Plan:
         epochs, rest = divmod(step, self.steps.steps_per_epoch)
         if rest or step < self.total_steps:
             return plural(step, "step")
-        return "1 epoch" if epochs == 1 else f"all {epochs} epochs"
+        if epochs == 1:
+            return "1 epoch"
+        return f"all {epochs} epochs"
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""

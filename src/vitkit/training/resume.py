@@ -228,7 +228,9 @@ def log_changes(run: Run, stopped: StoppedRun, *, finished: bool) -> None:
             "raise --epochs or --max-steps"
         )
     for name, (before, now) in stopped.changes.items():
-        effect = " has no effect: the run has ended" if finished else ""
+        effect = ""
+        if finished:
+            effect = " has no effect: the run has ended"
         run.log.info(f"changed since the run started: {name} {before} -> {now}{effect}")
     if "epochs" not in stopped.changes or finished or stopped.step == 0:
         return
@@ -297,7 +299,9 @@ def _other_data(run: Run, began_with: str | None) -> DataError:
         began_with: DATA of the run that is resumed, if its state names it.
     """
     data = run.plan.config.data
-    mend = "pass the same object" if data.startswith("memory://") else "restore them"
+    mend = "restore them"
+    if data.startswith("memory://"):
+        mend = "pass the same object"
     # a moved folder may lack images; another folder has different ones
     if began_with not in (None, data) and (began_with in NAMES or Path(began_with).exists()):
         mend = f"leave out DATA to continue with {began_with}"

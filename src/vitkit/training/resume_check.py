@@ -56,7 +56,9 @@ class Proof:
         return self.straight == self.resumed
 
     def __str__(self) -> str:
-        verdict = "the same bits" if self.is_exact else "NOT the same bits"
+        verdict = "NOT the same bits"
+        if self.is_exact:
+            verdict = "the same bits"
         return (
             f"{self.straight}  {self.steps} steps without a stop\n{self.resumed}  killed "
             f"(SIGKILL) in step {self.killed_at} and resumed\n{verdict}"

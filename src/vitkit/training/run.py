@@ -105,7 +105,9 @@ class Run:
     @property
     def model_to_save(self) -> ViT:
         """The model that is validated and saved: the average of the weights, where there is one."""
-        return self.model if self.ema is None else self.ema.model
+        if self.ema is None:
+            return self.model
+        return self.ema.model
 
     def restart_clock(self) -> None:
         """Leave the time since the last count out of the seconds of training."""
@@ -244,7 +246,9 @@ class TrainResult:
                 value = scores.get(name, "")
                 cells.append(f"{value:.4f}" if isinstance(value, float) else str(value))
             rows.append([split, *cells])
-        table = html_table(["best weights", *NOTEBOOK_SCORES], rows) if rows else ""
+        table = ""
+        if rows:
+            table = html_table(["best weights", *NOTEBOOK_SCORES], rows)
         facts: list[list[object]] = [["run", self.run], ["ended after", self.stopped]]
         # a short run has no best epoch yet, and a k-NN probe no weights at all
         weights = next((path for path in (self.best, self.last) if path.exists()), None)
@@ -291,11 +295,15 @@ def log_settings(run: Run) -> None:
         )
         every = epochs_per_line(config.epochs)
         if every > 1:
-            best = " and the best ones" if "val" in plan.dataset.splits else ""
+            best = ""
+            if "val" in plan.dataset.splits:
+                best = " and the best ones"
             log.info(f"epochs shown below: 1 of {every}{best}; {run.folder.log.name} has all")
     if world.size > 1:
         each = config.batch_size // world.size
-        parts = f" in {config.grad_accum_steps} parts" if config.grad_accum_steps > 1 else ""
+        parts = ""
+        if config.grad_accum_steps > 1:
+            parts = f" in {config.grad_accum_steps} parts"
         log.info(
             f"processes: {world.size} ({config.parallel}), {plural(each, 'image')} each{parts} "
             f"make a batch of {config.batch_size}"

@@ -91,7 +91,9 @@ class RunFolder:
     def last_state_hint(self) -> str:
         """Name the newest state to continue from, if there is one."""
         saved = list_states(self.state)
-        return f"the last good state is {saved[-1]}" if saved else "no state is saved yet"
+        if saved:
+            return f"the last good state is {saved[-1]}"
+        return "no state is saved yet"
 
 
 CONFIG_KEYS = {"data", "start", "resume", "overwrite"}

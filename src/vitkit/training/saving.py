@@ -175,7 +175,9 @@ def _out_of_memory(run: Run) -> SettingError:
     config = plan.config
     parts = config.grad_accum_steps
     at_once = config.batch_size // run.world.size // parts
-    recompute = "" if config.grad_checkpointing else "pass --grad-checkpointing, or "
+    recompute = "pass --grad-checkpointing, or "
+    if config.grad_checkpointing:
+        recompute = ""
     return SettingError(
         f"{plan.device} is out of memory with {plural(at_once, 'image')} at once; {recompute}"
         f"start afresh with --grad-accum-steps {2 * parts}, a lower --batch-size or --img-size, or "

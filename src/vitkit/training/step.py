@@ -230,7 +230,9 @@ def _exchanging_gradients(
     """Return the context of a micro-batch: gradients are exchanged only after the last one."""
     if isinstance(wrapped, nn.parallel.DistributedDataParallel):
         quiet: AbstractContextManager[None] = wrapped.no_sync()
-        return nullcontext() if last else quiet
+        if last:
+            return nullcontext()
+        return quiet
     if world.size > 1:
         cast("FSDPModule", model).set_requires_gradient_sync(last)
     return nullcontext()

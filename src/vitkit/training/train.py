@@ -130,7 +130,9 @@ def _make_plan_in_turn(config: TrainConfig, world: ProcessGroup, *, resumes: boo
     plans: list[Plan] = []
     world.broadcast_from_main(lambda: plans.append(make_plan(config, world, resumes=resumes)))
     # the first process has it already
-    return plans[0] if plans else make_plan(config, world, resumes=resumes)
+    if plans:
+        return plans[0]
+    return make_plan(config, world, resumes=resumes)
 
 
 def _begin(plan: Plan, stopped: StoppedRun | None, world: ProcessGroup, stack: ExitStack) -> Run:

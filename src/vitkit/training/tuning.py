@@ -79,7 +79,11 @@ def _compiler_problem(device: torch.device) -> str | None:
     if device.type == "cuda":
         from torch.utils._triton import has_triton
 
-        return None if has_triton() else "there is no Triton for this GPU"
+        if has_triton():
+            return None
+        return "there is no Triton for this GPU"
     from vitkit.engines.registry import has_compiler
 
-    return None if has_compiler() else "there is no C++ compiler here"
+    if has_compiler():
+        return None
+    return "there is no C++ compiler here"

@@ -44,7 +44,9 @@ def change_field(field: str, wanted: Any, spec: ViTSpec, state: State) -> Change
     if field == "norm_eps":
         return state, Step("approximated", f"norm_eps {value:g} (becomes {wanted:g})")
     change = CHANGES.get((field, wanted))
-    return None if change is None else change(spec, state)
+    if change is None:
+        return None
+    return change(spec, state)
 
 
 def _fold_layer_scale(spec: ViTSpec, state: State) -> Change:
@@ -169,7 +171,9 @@ def _without_distillation(spec: ViTSpec, state: State) -> Change:
 
 
 def _mean_of_heads(spec: ViTSpec, state: State) -> Change:
-    return double_class_head(state) if spec.num_classes else None
+    if spec.num_classes:
+        return double_class_head(state)
+    return None
 
 
 def _class_and_mean(spec: ViTSpec, state: State) -> Change:
@@ -205,7 +209,9 @@ def _reads_pooled(spec: ViTSpec) -> str | None:
     """Return the name of the matrix that reads the pooled token, or None without a head."""
     if spec.representation_width:
         return "pre_logits.fc.weight"
-    return "head.weight" if spec.num_classes else None
+    if spec.num_classes:
+        return "head.weight"
+    return None
 
 
 def _head_width(spec: ViTSpec, state: State) -> Change:

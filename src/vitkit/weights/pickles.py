@@ -172,7 +172,9 @@ def _stated_model(content: object) -> dict[str, Any]:
     else:
         return {}
     keywords = args.get("model_kwargs")
-    arguments = dict(keywords) if isinstance(keywords, Mapping) else {}
+    arguments = {}
+    if isinstance(keywords, Mapping):
+        arguments = dict(keywords)
     size = args.get("img_size")
     if isinstance(size, int):
         arguments.setdefault("img_size", size)

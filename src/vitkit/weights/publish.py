@@ -178,7 +178,9 @@ def _model_card(
     from huggingface_hub import ModelCard, ModelCardData  # here: it takes most of a second
 
     spec, preprocess = stored.spec, checkpoint.preprocess
-    task = "image-classification" if spec.num_classes else "image-feature-extraction"
+    task = "image-feature-extraction"
+    if spec.num_classes:
+        task = "image-classification"
     # "Apache 2.0" -> "apache-2.0", as the Hub writes it.
     licence = "-".join(str(checkpoint.metadata.get("licence", "")).lower().split())
     other = licence if licence not in LICENCES.split() else ""
@@ -230,7 +232,9 @@ def _lists(checkpoint: Checkpoint, stored: WrittenCheckpoint) -> dict[str, list[
     if len(classes) > MOST_CLASSES:
         more = len(classes) - MOST_CLASSES
         classes = [*classes[:MOST_CLASSES], f"... and {more} more, in the file"]
-    assumed = " (assumed: those of ImageNet-1k)" if checkpoint.classes_assumed else ""
+    assumed = ""
+    if checkpoint.classes_assumed:
+        assumed = " (assumed: those of ImageNet-1k)"
     return {
         f"Classes{assumed}": classes,
         "Metrics": _pairs(metadata.get("metrics")),

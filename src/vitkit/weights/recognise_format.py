@@ -121,7 +121,9 @@ class Hints:
     @property
     def image_sizes(self) -> list[Any]:
         """Candidate image sizes, most likely first."""
-        sizes = [self.named.image_size] if self.named is not None else []
+        sizes = []
+        if self.named is not None:
+            sizes = [self.named.image_size]
         if "image_size" in self.fields:
             return [self.fields["image_size"], *sizes]
         return sizes

@@ -206,7 +206,9 @@ def resize_kernel(
 
 def exact_dtype(device: torch.device) -> torch.dtype:
     """Return float64, or float32 on Apple's GPUs, which have no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64
+    if device.type == "mps":
+        return torch.float32
+    return torch.float64
 
 
 def resized(

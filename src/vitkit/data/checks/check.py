@@ -292,7 +292,9 @@ def with_corrections(dataset: Dataset, changes: LabelChanges) -> Dataset:
             continue
         problems.append(f"line {change.line}: {problem}")
     if problems:
-        more = f" (and {len(problems) - 1:,} more lines)" if problems[1:] else ""
+        more = ""
+        if problems[1:]:
+            more = f" (and {len(problems) - 1:,} more lines)"
         raise DataError(f"--relabel {changes.name}, {problems[0]}{more}")
     counts: dict[str, int] = {}
     splits = dict(dataset.splits)

@@ -222,7 +222,9 @@ def _copies(images: ScannedImages, classes: Sequence[str]) -> Iterator[Finding]:
             involved |= labels
         # Training is the first split: a copy in test is a leak from train, not the reverse.
         first = int(splits.min())
-        original = images.name(int(group[splits == first][0])) if splits.max() > first else ""
+        original = ""
+        if splits.max() > first:
+            original = images.name(int(group[splits == first][0]))
         for split in np.unique(splits).tolist():
             of_split = group[splits == split]
             if split != first:

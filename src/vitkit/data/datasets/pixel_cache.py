@@ -149,7 +149,9 @@ class CachedSplit(Split):
 
     def read(self, index: int) -> UInt8[np.ndarray, "H W C"]:
         image = self.pixels[int(self.numbers[index])]
-        return self.split.read(index) if image is None else image
+        if image is None:
+            return self.split.read(index)
+        return image
 
     def decode(self, index: int, reduction: ChooseFactor | None = None) -> Decoded:
         # A run with a cache sees the bytes of one without: a smaller image is decoded again.

@@ -200,7 +200,9 @@ def csv_rows(path: Path, where: str) -> Iterator[tuple[int, list[str]]]:
     try:
         with path.open("rb") as raw:
             # "utf-8-sig" reads files with and without the byte order mark that Excel writes
-            encoding = "utf-16" if raw.read(2) in UTF_16 else "utf-8-sig"
+            encoding = "utf-8-sig"
+            if raw.read(2) in UTF_16:
+                encoding = "utf-16"
         with path.open(encoding=encoding, newline="") as file:
             separator = max(SEPARATORS, key=file.readline().count)
             file.seek(0)

@@ -148,7 +148,9 @@ def with_validation_of(dataset: Dataset, fingerprint: object, fraction: object) 
     if fingerprint not in (dataset.fingerprint, _copies_together(dataset.fingerprint)):
         return dataset
     cut = with_validation(dataset, fraction)
-    return cut if cut.fingerprint == fingerprint else dataset
+    if cut.fingerprint == fingerprint:
+        return cut
+    return dataset
 
 
 def _take_from_each_class(

@@ -88,7 +88,9 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         image = image.convert("RGBA")
         background = Image.new("RGBA", image.size, BACKGROUND)
         image = Image.alpha_composite(background, image)
-    return image if image.mode == "RGB" else image.convert("RGB")
+    if image.mode == "RGB":
+        return image
+    return image.convert("RGB")
 
 
 def _grey_16_bits(image: Image.Image) -> RGBPixels:
@@ -289,8 +291,8 @@ def as_rgb(image: Image.Image | np.ndarray, name: str = "image") -> RGBPixels:
             image.load()
             return _turned_upright(rgb_pixels(image, name), image)
     except PILLOW_ERRORS as error:
-        reason = "truncated" if _is_cut(error) else "damaged"
-        raise ImageError(name, reason, _one_line(error)) from error
+        words = _one_line(error)
+        raise ImageError(name, "truncated" if _is_cut(error) else "damaged", words) from error
 
 
 def _decode(
@@ -429,7 +431,9 @@ def fast_decoder() -> Decoder | None:
         decoder: Decoder = importlib.import_module("simplejpeg").decode_jpeg
     except (ImportError, AttributeError, ValueError):  # missing, or built for another numpy
         return None
-    return decoder if agrees_with_pillow(decoder) else None
+    if agrees_with_pillow(decoder):
+        return decoder
+    return None
 
 
 def agrees_with_pillow(decoder: Decoder) -> bool:
@@ -467,7 +471,9 @@ def _decoded(
     except (ValueError, RuntimeError, MemoryError):
         return None
     # Another size: the header has several, and the two decoders take different ones.
-    return pixels if pixels.shape == (height, width, 3) else None
+    if pixels.shape == (height, width, 3):
+        return pixels
+    return None
 
 
 # EXIF orientation: read from a file, and applied to its pixels.
@@ -493,7 +499,9 @@ def _turned_upright(
 ) -> UInt8[np.ndarray, "H2 W2 3"]:
     """Return the pixels of an image, turned or mirrored by its EXIF orientation; contiguous."""
     turn = UPRIGHT.get(_exif_orientation(image))
-    return np.ascontiguousarray(turn(pixels)) if turn else pixels
+    if turn:
+        return np.ascontiguousarray(turn(pixels))
+    return pixels
 
 
 def _exif_orientation(image: Image.Image) -> int:
@@ -502,4 +510,6 @@ def _exif_orientation(image: Image.Image) -> int:
         orientation = image.getexif().get(ORIENTATION, 1)
     except PILLOW_ERRORS:
         return 1  # corrupt EXIF data: the orientation is unknown
-    return orientation if isinstance(orientation, int) else 1
+    if isinstance(orientation, int):
+        return orientation
+    return 1

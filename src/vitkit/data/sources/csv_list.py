@@ -82,7 +82,9 @@ def open_csv(
         groups.setdefault(row.split, []).append(row)
     parts = {split: _part(group, root) for split, group in groups.items()}
     repeated = len(rows) - len({row.path for row in rows})
-    notes = [f"{plural(repeated, 'row')} of an image listed before"] if repeated else []
+    notes = []
+    if repeated:
+        notes = [f"{plural(repeated, 'row')} of an image listed before"]
     return assemble(
         escape(path.stem), where, parts, ignore_extra_classes=ignore_extra_classes, notes=notes
     )
@@ -130,7 +132,9 @@ def read_rows(
             "they are relative to as --data-root (data_root=...)"
         ]
     if problems:
-        more = f" (and {len(problems) - 1:,} more lines)" if problems[1:] else ""
+        more = ""
+        if problems[1:]:
+            more = f" (and {len(problems) - 1:,} more lines)"
         raise DataError(f"{where}: {problems[0]}{more}")
     return rows
 

@@ -260,7 +260,9 @@ class RowStore(Store):
             known = self.roots is None or any(
                 place.is_relative_to(root.resolve()) for root in self.roots
             )
-            return place.read_bytes() if known else b""
+            if known:
+                return place.read_bytes()
+            return b""
         except (OSError, ValueError):
             return b""
 
@@ -300,7 +302,9 @@ def read_table(data: Any, origin: str, *, is_opened: bool = False) -> ObjectPart
     if type(feature).__name__ == "Image":
         rows = rows.cast_column(image, type(feature)(decode=False))
     store = RowStore(rows, image, origin, _hub_caches() if is_opened else None)
-    files = [Path(file["filename"]) for file in data.cache_files] if is_opened else []
+    files = []
+    if is_opened:
+        files = [Path(file["filename"]) for file in data.cache_files]
     if files:
         kind = f"{image} of {[(str(file), file_stamp(file)) for file in files]}"
         index = cached_index(files[0], kind, lambda _: store.digests())

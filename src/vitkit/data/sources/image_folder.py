@@ -153,7 +153,9 @@ def count_by_kind(counts: Mapping[str, int]) -> str:
     most = Counter(counts).most_common(KINDS_SHOWN)
     shown = ", ".join(f"{count:,} {escape(kind)}" for kind, count in most)
     more = sum(counts.values()) - sum(count for _, count in most)
-    return f"{shown} and {more:,} more" if more else shown
+    if more:
+        return f"{shown} and {more:,} more"
+    return shown
 
 
 def _leaves(link: str, real_root: str) -> bool:

@@ -242,7 +242,9 @@ def _refuse_other_kinds(data: Any) -> None:
 def find_object(address: str) -> ObjectData | None:
     """Return the object of an address; None for any other address, and for an opened dataset."""
     data = GIVEN.get(address)
-    return data if isinstance(data, ObjectData) else None
+    if isinstance(data, ObjectData):
+        return data
+    return None
 
 
 def as_label(label: Any, name: str) -> int | str:

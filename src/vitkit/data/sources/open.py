@@ -130,7 +130,9 @@ def open_dataset(
                 "same object again: vitkit.train(data, resume=RUN), vitkit.evaluate(RUN, data)"
             )
         found: Dataset | ObjectData = GIVEN[data]
-        return found.open(ignore_extra_classes) if isinstance(found, ObjectData) else found
+        if isinstance(found, ObjectData):
+            return found.open(ignore_extra_classes)
+        return found
     # `Path.expanduser` raises for an unknown user.
     root = None if data_root is None else Path(os.path.expanduser(data_root))
     # Names and addresses are text; a `Path` is always a path.

@@ -107,7 +107,9 @@ class BalancedGradients(TorchFunctionMode):
         """Run a function of torch, or its balanced version."""
         kwargs = kwargs or {}
         balanced = BALANCED.get(func)
-        return func(*args, **kwargs) if balanced is None else balanced(func, *args, **kwargs)
+        if balanced is None:
+            return func(*args, **kwargs)
+        return balanced(func, *args, **kwargs)
 
 
 def backward_paths(name: str) -> AbstractContextManager[object]:
@@ -118,7 +120,9 @@ def backward_paths(name: str) -> AbstractContextManager[object]:
     """
     if name not in ("plain", "balanced"):
         raise SettingError.about("gradients", name, "must be plain or balanced")
-    return BalancedGradients() if name == "balanced" else nullcontext()
+    if name == "balanced":
+        return BalancedGradients()
+    return nullcontext()
 
 
 def _gate_alone(function: Callable[..., Tensor], *args: Any, **settings: Any) -> Tensor:
@@ -159,7 +163,9 @@ def _layer_norm(
     normed = _scaled(x - x.mean(axes, keepdim=True), axes, eps)
     if weight is not None:
         normed = normed * weight
-    return normed if bias is None else normed + bias
+    if bias is None:
+        return normed
+    return normed + bias
 
 
 def _rms_norm(
@@ -171,7 +177,9 @@ def _rms_norm(
 ) -> Tensor:
     axes = tuple(range(-len(normalized_shape), 0))
     normed = _scaled(x, axes, torch.finfo(x.dtype).eps if eps is None else eps)
-    return normed if weight is None else normed * weight
+    if weight is None:
+        return normed
+    return normed * weight
 
 
 def _scaled(x: Tensor, axes: tuple[int, ...], eps: float) -> Tensor:

@@ -232,7 +232,9 @@ def _of_batches(config: TrainConfig, processes: int) -> Iterator[Contradiction]:
         )
     # images are mixed with others of the same part, not of the whole batch
     if (config.mixup or config.cutmix) and batch // shares < 2:
-        lower = f", or lower --grad-accum-steps {parts}" if parts > 1 else ""
+        lower = ""
+        if parts > 1:
+            lower = f", or lower --grad-accum-steps {parts}"
         yield Contradiction(
             (),
             "--mixup and --cutmix need at least 2 images in each micro-batch, and there is "

@@ -142,7 +142,9 @@ TrackerName: TypeAlias = Literal["wandb", "mlflow"]
 def _weights_source(value: Any) -> Any:
     # "auto" means create_model's pretrained=True
     if isinstance(value, bool):
-        return "auto" if value else None
+        if value:
+            return "auto"
+        return None
     return _path_as_text(value)
 
 
@@ -152,7 +154,9 @@ WeightsSource = Annotated[str | None, BeforeValidator(_weights_source)]
 
 def _expanded(value: Any) -> Any:
     # a shell leaves the tilde of `--output=~/runs` as it is, and Python all of them
-    return os.path.expanduser(value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return os.path.expanduser(value)
+    return value
 
 
 RunPath = Annotated[str | None, BeforeValidator(_expanded)]
@@ -160,7 +164,9 @@ RunPath = Annotated[str | None, BeforeValidator(_expanded)]
 
 
 def _path_as_text(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
+    if isinstance(value, Path):
+        return str(value)
+    return value
 
 
 StoredText = Annotated[str, BeforeValidator(_path_as_text)]

@@ -134,7 +134,9 @@ def refuse_passed(config: TrainConfig) -> None:
     """
     for name, text in _settings_where(config, GIVEN.__contains__).items():
         # `data` cannot be imported: only a script that every process runs has it
-        mend = "" if name == "data" else "define it at the top level of a module, or "
+        mend = "define it at the top level of a module, or "
+        if name == "data":
+            mend = ""
         raise SettingError(
             f"devices {config.devices} starts processes of their own, and {name} {text} exists in "
             f"this process alone; {mend}start the script with torchrun --nproc-per-node "

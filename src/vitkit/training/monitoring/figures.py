@@ -21,7 +21,7 @@ from vitkit.io.atomic import write_bytes
 from vitkit.messages import nearest_parent, percent, plural
 from vitkit.plots.html import html_image
 from vitkit.spec import Preprocess
-from vitkit.training.monitoring.trackers import read_rows
+from vitkit.training.monitoring.trackers import read_metrics
 from vitkit.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class LearningCurves:
         folder = RunFolder(Path(run))
         if not folder.root.is_dir():
             raise OutputError(f"{run}: no such run folder; {nearest_parent(folder.root)}")
-        rows = read_rows(folder)
+        rows = read_metrics(folder)
         if not rows:
             raise DataError(
                 f"{run}: no epoch is complete in metrics.csv, so there is no curve; a probe and a "
@@ -167,7 +167,7 @@ def example_predictions(
 # The first training batch as the model gets it.
 
 
-def draw_batch(
+def batch_figure(
     fed: ModelInputs, batch: Batch, dataset: Dataset, preprocess: Preprocess, most: int, parts: int
 ) -> NotebookFigure:
     """Draw the first images of a batch with its labels; the title has the model's values.

@@ -159,7 +159,7 @@ def add_row(run: RunFolder, values: Numbers) -> None:
     _append(run.metrics, text.getvalue(), durable=True)
 
 
-def read_rows(run: RunFolder) -> list[dict[str, float]]:
+def read_metrics(run: RunFolder) -> list[dict[str, float]]:
     """Return the complete rows of metrics.csv; text that is no number is NaN."""
     rows = []
     for row in csv.DictReader(_complete_lines(run.metrics)):

@@ -246,7 +246,9 @@ def _layer_number(name: str, depth: int) -> int:
     first, _, rest = name.partition(".")
     if first in EMBEDDING:
         return 0
-    return int(rest.partition(".")[0]) + 1 if first == "blocks" else depth + 1
+    if first == "blocks":
+        return int(rest.partition(".")[0]) + 1
+    return depth + 1
 
 
 # The learning rate as a function of the step.

@@ -80,7 +80,9 @@ def choose_kernel(model: ViT, precision: Precision, device: torch.device) -> Att
     most of the memory.
     """
     half_on_cpu = device.type == "cpu" and precision != "off"
-    return "plain" if half_on_cpu and _num_tokens(model) <= MAX_PLAIN_TOKENS else "fused"
+    if half_on_cpu and _num_tokens(model) <= MAX_PLAIN_TOKENS:
+        return "plain"
+    return "fused"
 
 
 def _num_tokens(model: ViT) -> int:

@@ -302,4 +302,6 @@ def _default_epochs(
 
 def _warmup(epochs: int) -> float:
     """Return the epochs of warm-up of a run, whether its epochs are given or not."""
-    return max(1.0, epochs * WARMUP) if epochs > 1 else epochs / 10
+    if epochs > 1:
+        return max(1.0, epochs * WARMUP)
+    return epochs / 10

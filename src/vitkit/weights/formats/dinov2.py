@@ -93,7 +93,9 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
             f"linear_head reads {head_inputs} features, from several layers; use the one-layer "
             f"classifier, which reads {2 * width}"
         )
-    registers_name = "storage_tokens" if is_dinov3 else "register_tokens"
+    registers_name = "register_tokens"
+    if is_dinov3:
+        registers_name = "storage_tokens"
     fields: dict[str, Any] = {
         "num_registers": shapes.get(registers_name, (1, 0))[1],  # (1, R, D)
         "pooling": "cls_mean" if num_classes else "cls",

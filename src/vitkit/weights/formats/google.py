@@ -83,7 +83,9 @@ def _without_prefix(source: Source, prefix: str) -> Source:
 def _classic_name(name: str, has_class_token: bool) -> str:
     """Return the name of 2021 of any layout's, without prefix and stack."""
     if name in (POSITIONS, "Transformer/pos_embedding"):
-        return POSITIONS if has_class_token else PATCH_POSITIONS
+        if has_class_token:
+            return POSITIONS
+        return PATCH_POSITIONS
     if ROOT_MAP.match(name):
         return f"MAPHead_0/{name}"
     return _rename_part(name, LINEN)
@@ -242,7 +244,9 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
 def _pooling(has_pool: bool, has_token: bool) -> str:
     if has_pool:
         return "map"
-    return "cls" if has_token else "mean"
+    if has_token:
+        return "cls"
+    return "mean"
 
 
 def _states_grid(shapes: Shapes) -> bool:
@@ -351,7 +355,9 @@ def _table(spec: ViTSpec) -> Table:
     positions = POSITIONS if covers_token else PATCH_POSITIONS
     attention = BLOCK_PREFIX + _ATTENTION.format(n=1)
     pool_attention = _POOL + _ATTENTION.format(n=0)
-    stem = _resnet(spec.resnet_layers) if spec.stem == "resnet" else []
+    stem = []
+    if spec.stem == "resnet":
+        stem = _resnet(spec.resnet_layers)
     rows = (
         row("cls", "cls_token"),
         row(positions, "pos_embed", POSITION_TABLE),

@@ -198,7 +198,7 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     warnings += configs.config_warnings(config, family, fields, {*stated, *overrides})
     # What the file states is stored; what only its family has is usual.
     stored |= stated.keys()
-    classes, class_warnings = configs.class_names(config, fields["num_classes"])
+    classes, class_warnings = configs.hf_class_names(config, fields["num_classes"])
     return shared.finish(
         fields,
         overrides,
@@ -247,7 +247,9 @@ def _family_of(shapes: Shapes) -> str:
         return "deit"
     if f"{_FIRST_LAYER}layer_scale1.lambda1" not in shapes:
         return "vit"
-    return "dinov2_with_registers" if "embeddings.register_tokens" in shapes else "dinov2"
+    if "embeddings.register_tokens" in shapes:
+        return "dinov2_with_registers"
+    return "dinov2"
 
 
 def _readout_fields(shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:

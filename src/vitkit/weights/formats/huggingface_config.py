@@ -92,7 +92,7 @@ def stated_fields(config: Mapping[str, Any], family: str) -> dict[str, Any]:
     return fields
 
 
-def class_names(config: Mapping[str, Any], count: int) -> tuple[tuple[str, ...], list[str]]:
+def hf_class_names(config: Mapping[str, Any], count: int) -> tuple[tuple[str, ...], list[str]]:
     """Return the K names in the order of the logits, or none and a warning."""
     labels = config.get("id2label") or {}
     if not isinstance(labels, Mapping):
@@ -138,8 +138,12 @@ def config_warnings(
 def model_type(spec: ViTSpec) -> str:
     """Return the `model_type` that computes a spec, a key of `FAMILIES`."""
     if spec.layer_scale is not None:
-        return "dinov2_with_registers" if spec.num_registers else "dinov2"
-    return "deit" if spec.distillation_token else "vit"
+        if spec.num_registers:
+            return "dinov2_with_registers"
+        return "dinov2"
+    if spec.distillation_token:
+        return "deit"
+    return "vit"
 
 
 def hf_class(spec: ViTSpec) -> str:
@@ -274,31 +278,44 @@ def read_preprocessor(
         lines.append(
             f"preprocessor_config.json: resample {number} is not supported; bicubic is used instead"
         )
-    given: dict[str, Any] = {"image_mean": 0.0, "image_std": 1.0}
-    if document.get("do_normalize", True):
-        given = {"image_mean": usual.mean, "image_std": usual.std, **document}
+    mean, std = _mean_and_std(document, usual)
     fit, their_size, differences = _fit(document)
     if their_size != size:
         differences.append(
             f"images become {their_size[0]} x {their_size[1]} there; {size[0]} x {size[1]} here, "
             "as the model's positions require"
         )
-    # Ours are on the scale [0, 1].
-    factor = document.get("rescale_factor", 1 / 255)
-    if not document.get("do_rescale", True) or not math.isclose(factor, 1 / 255):
-        differences.append("values are not divided by 255 there, so mean and std differ")
     lines += [f"preprocessor_config.json: {line}" for line in differences]
-    preprocess = usual.replace(
-        mean=_per_channel(given["image_mean"]),
-        std=_per_channel(given["image_std"]),
-        interpolation=PILLOW_FILTERS.get(number, "bicubic"),
-        **fit,
-    )
+    interpolation = PILLOW_FILTERS.get(number, "bicubic")
+    preprocess = usual.replace(mean=mean, std=std, interpolation=interpolation, **fit)
     return preprocess, set() if lines else {"preprocess"}, lines
 
 
+def _mean_and_std(
+    document: Mapping[str, Any], usual: Preprocess
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation on the scale [0, 1] of our images.
+
+    Theirs normalise value * rescale_factor, with values in [0, 255].
+    """
+    factor = document.get("rescale_factor", 1 / 255) if document.get("do_rescale", True) else 1
+    if not isinstance(factor, int | float):  # a long text would be repeated 255 times
+        raise CheckpointError("preprocessor_config.json: rescale_factor is not a number")
+    # (value * factor - mean) / std = (value / 255 - mean / scale) / (std / scale).
+    scale = 255 * factor
+    if math.isclose(scale, 1):  # 1 / 255 as a decimal number, so that mean and std stay exact
+        scale = 1
+    given: dict[str, Any] = {"image_mean": 0.0, "image_std": 1.0}
+    if document.get("do_normalize", True):
+        given = {"image_mean": usual.mean, "image_std": usual.std, **document}
+    mean, std = (_per_channel(given[name]) for name in ("image_mean", "image_std"))
+    return tuple(value / scale for value in mean), tuple(value / scale for value in std)
+
+
 def _per_channel(value: Any) -> tuple[float, ...]:
-    return tuple(value) if isinstance(value, (list, tuple)) else (value,) * 3
+    if isinstance(value, (list, tuple)):
+        return tuple(value)
+    return (value,) * 3
 
 
 def _fit(document: Mapping[str, Any]) -> tuple[dict[str, Any], Sides, list[str]]:

@@ -325,7 +325,9 @@ def _constructor_arguments(spec: ViTSpec) -> dict[str, Any]:
 
 
 def _one_or_two(sides: tuple[int, int]) -> int | tuple[int, int]:
-    return sides[0] if sides[0] == sides[1] else sides
+    if sides[0] == sides[1]:
+        return sides[0]
+    return sides
 
 
 def _build(path: Path, spec: ViTSpec) -> nn.Module | None:

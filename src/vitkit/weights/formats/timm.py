@@ -60,7 +60,9 @@ def has_timm_names(header: Header) -> bool:
 def _unfolded(part: Tensor, spec: ViTSpec) -> Tensor:
     """Turn old files' matrix of patches, channels first, into the kernel of a convolution."""
     # (D, C P P) -> (D, C, P, P)
-    return part.reshape(len(part), -1, *spec.patch_size) if part.ndim == 2 else part
+    if part.ndim == 2:
+        return part.reshape(len(part), -1, *spec.patch_size)
+    return part
 
 
 def _table(spec: ViTSpec) -> Table:
@@ -262,10 +264,14 @@ def _stem_fields(shapes: Shapes) -> dict[str, Any]:
     width, channels, *kernel = projection
     fields: dict[str, Any] = {"stem": "convolution"}
     if len(projection) == 2:  # old files: one matrix, of channels times pixels
-        channels = 1 if math.isqrt(projection[1]) ** 2 == projection[1] else 3
+        channels = 3
+        if math.isqrt(projection[1]) ** 2 == projection[1]:
+            channels = 1
         kernel = [math.isqrt(projection[1] // channels)] * 2
     if any(name.startswith(RESNET_NAMES) for name in shapes):
-        root = "conv.weight" if f"{RESNET_NAMES}conv.weight" in shapes else "stem.conv.weight"
+        root = "stem.conv.weight"
+        if f"{RESNET_NAMES}conv.weight" in shapes:
+            root = "conv.weight"
         layers = shared.resnet_layers(shapes, f"{RESNET_NAMES}stages.{{s}}.blocks.*.conv1.weight")
         # The kernel of a hybrid covers cells of the ResNet's output, several pixels each.
         kernel = [side * STAGE_STRIDES[len(layers)] for side in kernel]
@@ -392,7 +398,9 @@ def _usual_fields(shapes: Shapes, fields: Mapping[str, Any], is_rotary: bool) ->
     """Return fields that timm's models of this kind usually have."""
     # timm's Eva, models without class token and those with fc_norm average patches.
     averages = is_rotary or not fields["class_token"] or not fields["norm_before_pool"]
-    pooling = "mean" if averages and not fields["distillation_token"] else "cls"
+    pooling = "cls"
+    if averages and not fields["distillation_token"]:
+        pooling = "mean"
     if "attn_pool.latent" in shapes:
         pooling = "map"
     usual = {

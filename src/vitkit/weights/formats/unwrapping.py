@@ -49,7 +49,9 @@ class FoundModel(NamedTuple):
         """A line on the tensors that are not read, if there are any."""
         count = plural(len(self.outside), "tensor")
         line = f"{count} left out, outside of {self.prefix!r}: {few(self.outside)}"
-        return (line,) if self.outside else ()
+        if self.outside:
+            return (line,)
+        return ()
 
 
 def find_model(source: Source, forms: Mapping[str, Format]) -> FoundModel:
@@ -130,7 +132,9 @@ def plain_head(source: Source, root: str, target: str) -> Source:
         note += "; the layers before it have no tensors and are assumed to be dropout"
 
     def rename(name: str) -> str:
-        return f"{target}.{name.removeprefix(layer)}" if name in names else name
+        if name in names:
+            return f"{target}.{name.removeprefix(layer)}"
+        return name
 
     return source.renamed_by(rename, note)
 
