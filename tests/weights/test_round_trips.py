@@ -214,7 +214,7 @@ def specs(draw: st.DrawFn, name: str) -> vitkit.ViTSpec:
     if name == "timm" and fields["positions"] == "none":
         fields["mlp"] = "plain"  # gates apart and no table are taken for rotary positions
     if name == "huggingface" and fields["representation_width"]:
-        fields |= {"num_classes": 0, "distillation_token": False}
+        fields |= {"num_classes": 0, "distillation_token": False, "distilled_readout": "mean"}
     if name == "dinov2" and fields["pooling"] == "cls_mean":
         fields["num_classes"] = 5
     if fields["mlp"] != "plain":

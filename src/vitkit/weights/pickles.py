@@ -137,13 +137,12 @@ def _refusal(error: Exception) -> str:
 def _record_sizes(path: Path) -> set[int] | None:
     """Return the sizes of the records in `torch.save`'s archive; None for an older file."""
     # An archive since torch 1.6; before, pickles one after the other.
-    if not zipfile.is_zipfile(path):
-        # a format of 2016, which torch would unpack into a folder
-        refuse(
-            path, {"a tar file; load it with torch, and save it again": tarfile.is_tarfile(path)}
-        )
-        return None
     try:
+        if not zipfile.is_zipfile(path):
+            # a format of 2016, which torch would unpack into a folder
+            is_tar = tarfile.is_tarfile(path)
+            refuse(path, {"a tar file; load it with torch, and save it again": is_tar})
+            return None
         with zipfile.ZipFile(path) as archive:
             entries = checked_entries(path, archive)
     except READ_ERRORS as error:

@@ -68,6 +68,7 @@ def fuzz(name: str, examples: int) -> None:
               suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(CHANGES)
     @example([("cut", 0.0, 0, b"")])
+    @example([("flip", 0.9998822007484178, 0, b"")])  # an archive of several disks
     def run(changes: list[Change]) -> None:
         opened(name, changed(SEEDS[name], changes))
 
