@@ -270,7 +270,7 @@ def test_the_error_for_a_wrong_argument_names_the_right_one(checkpoint, images):
         (lambda: vitkit.train(images), r"items\[0\] is a ndarray; expected \(image, label\)"),
         (
             lambda: vitkit.evaluate(checkpoint, np.zeros(3)),
-            r"one ndarray .* pass \(images, labels\)",
+            r"a ndarray; it has the shape \(3,\); pass \(images, labels\)",
         ),
         (lambda: vitkit.check(images), r"items\[0\] is a ndarray; expected"),
         (lambda: vitkit.find_images(["a.png"]), r"a list is not a name; .* find_images\(\*names\)"),

@@ -30,7 +30,7 @@ from vitkit.errors import DeviceError, SettingError
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
 from vitkit.weights.load import load
-from vitkit.weights.verify import reference_model
+from vitkit.weights.recognise_format import FORMATS
 
 BATCHES = 3
 """Batches that calls go through, so that no input stays in a cache."""
@@ -96,8 +96,8 @@ def probes(spec: ViTSpec) -> Tensor:
     return sample(spec, PROBES)
 
 
-def library_model(request: Request, source: str) -> tuple[str, nn.Module, Callable[[Any], Tensor]]:
-    """Return the name and version of a library, its model in float32, and what reads its logits.
+def library_model(request: Request, source: str) -> tuple[str, nn.Module]:
+    """Return the name and version of a library, and its model in float32, which gives logits.
 
     Raises:
         SettingError: none of its classes computes the model, or it cannot be imported.
@@ -106,11 +106,14 @@ def library_model(request: Request, source: str) -> tuple[str, nn.Module, Callab
     declare_missing_operators()
     if source == "vit-pytorch":
         model = _vit_pytorch_model(load(request["own"]).model)
-        return f"{named(source)} without the two norms around its patches", model, lambda out: out
-    reference = reference_model(source, Path(request["path"]), ViTSpec.from_json(request["spec"]))
-    if isinstance(reference, str):
-        raise SettingError(reference)
-    return reference.library, reference.built.model, reference.built.logits
+        return f"{named(source)} without the two norms around its patches", model
+    reference = FORMATS[source].reference
+    built = None
+    if reference is not None:
+        built = reference.build(Path(request["path"]), ViTSpec.from_json(request["spec"]))
+    if reference is None or built is None:
+        raise SettingError(f"{source} has no class that computes this model")
+    return named(reference.distribution), built.eval().float()
 
 
 def _vit_pytorch_model(source: ViT) -> nn.Module:
@@ -163,15 +166,15 @@ def _engine(request: Request) -> tuple[str, Callable[[int], Forward]]:
 
 def _library(request: Request) -> tuple[str, Callable[[int], Forward]]:
     """Build a library's model in eager torch, or compiled."""
-    version, model, logits = library_model(request, request["source"])
+    version, model = library_model(request, request["source"])
     dtype = getattr(torch, request["precision"])
-    run: Callable[[Tensor], Any] = model.to(dtype).requires_grad_(False)
+    run: Callable[[Tensor], Tensor] = model.to(dtype).requires_grad_(False)
     if request["compiled"]:
         run = torch.compile(model, options={"freezing": True})
 
     def forward(images: Tensor) -> Tensor:
         with torch.no_grad():
-            return logits(run(images.to(dtype))).float()
+            return run(images.to(dtype)).float()
 
     return version, lambda count: forward
 

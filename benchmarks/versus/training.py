@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,13 +38,13 @@ def build(request: Request) -> Ready:
         own = load(request["own"]).model
         model = ViT(own.spec.replace(**dict.fromkeys(RANDOM_RATES, 0.0)))
         model.load_state_dict(own.state_dict())
-        version, read = named("torch"), lambda output: output
+        version = named("torch")
         step = _own_step(model, request)
     else:
-        version, model, read = library_model(request, request["source"])
-        step = _plain_step(model, read, request)
+        version, model = library_model(request, request["source"])
+        step = _plain_step(model, request)
     with torch.no_grad():
-        logits = read(model.eval()(probes(spec))).float()
+        logits = model.eval()(probes(spec)).float()
     model.train()
     loss = step(*_batch(spec, request["batch_size"], 0))
 
@@ -67,14 +66,14 @@ def _batch(spec: ViTSpec, count: int, seed: int) -> tuple[Tensor, Tensor]:
     return sample(spec, count, seed), class_labels(count, spec.num_classes, seed=seed)
 
 
-def _plain_step(model: nn.Module, read: Callable[[Any], Tensor], request: Request) -> Step:
+def _plain_step(model: nn.Module, request: Request) -> Step:
     """Return the step of another library's model, as its users write it."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
-    run: Callable[[Tensor], Any] = torch.compile(model) if request["compiled"] else model
+    run: Callable[[Tensor], Tensor] = torch.compile(model) if request["compiled"] else model
 
     def step(images: Tensor, labels: Tensor) -> float:
         with torch.autocast("cpu", torch.bfloat16, enabled=request["precision"] == "bfloat16"):
-            output = read(run(images))
+            output = run(images)
         loss = F.cross_entropy(output.float(), labels)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)

@@ -125,7 +125,6 @@ def test_digits_from_noise(tmp_path):
     candidate = vitkit.load(done.run / "scratch" / "weights" / "best.safetensors")
     assert "test" not in candidate.metadata["metrics"]  # looked at once, by the winner
     log = (done.run / "train.log").read_text()
-    assert "at 16 px" not in log, "the size at which neighbours are compared is no model's"
     assert f"with scratch: top-1 {report['test']['top1']:.4f} (" in log
     for row in report["candidates"]:
         assert f"{row['name']} ({row['description']}, {row['trained']:,} parameters trained" in log

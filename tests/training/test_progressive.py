@@ -53,7 +53,7 @@ def test_a_run_that_grows_goes_on_with_the_same_bits_with_any_number_of_workers(
         ),
         (
             {"progressive": (4, 8), "img_size": 12},
-            "ends with 8, but --img-size is 12",
+            "--progressive has 8, but --img-size is 12",
         ),
         ({"progressive": (4, 8, 12)}, "--progressive has more sizes than 2 epochs; pass fewer"),
     ],

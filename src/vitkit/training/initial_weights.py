@@ -175,6 +175,7 @@ def spec_fields(settings: ModelSettings) -> dict[str, Any]:
     """
     fields = {name: value for name, value in settings.spec.items() if name != "num_classes"}
     last = settings.progressive[-1] if settings.progressive else None
+    flags = {name: f"--spec.{name.replace('_', '-')}" for name in fields}
     for flag, field, value in (
         ("--img-size", "image_size", settings.img_size),
         ("--progressive", "image_size", last),
@@ -185,10 +186,10 @@ def spec_fields(settings: ModelSettings) -> dict[str, Any]:
         # a side s of the image may be written as s or as (s, s)
         if fields.get(field, value) not in (value, (value, value), [value, value]):
             raise SettingError(
-                f"{flag} is {value}, but another setting of the {field} is {fields[field]}; pass "
-                "only one of them"
+                f"{flag} has {value}, but {flags[field]} is {fields[field]}; pass only one of them"
             )
         fields[field] = value
+        flags[field] = flag
     return fields
 
 

@@ -259,8 +259,16 @@ class TrainResult:
 
 # The first lines of a run's log: the data, the model, the settings.
 
-IN_OTHER_LINES = ("data", "output", "start")
-"""Settings that other lines of the log have."""
+IN_OTHER_LINES = ("output", "start")
+IN_LINE_ON_TRAINING = ("epochs", "batch_size", "lr")
+"""Settings that are logged in lines of their own; a probe has no line on training."""
+IN_LINE_ON_MODEL = (
+    "spec.patch_size",
+    "spec.width",
+    "spec.mlp_width",
+    "spec.depth",
+    "spec.num_heads",
+)
 
 
 def log_model(plan: Plan, log: RunLog, model: ViT) -> None:
@@ -314,11 +322,18 @@ def _settings_shown(config: TrainConfig) -> str:
     """Return the settings that differ from the defaults and are in no other line of the log."""
     # a setting that was left open is shown where it got another value than usual
     usual = TrainConfig(data=config.data).to_json() | USUAL
-    changed = []
-    for name, value in with_flat_spec(config.to_json()).items():
-        if value != usual.get(name) and name not in IN_OTHER_LINES:
-            # without the digits that come from rounding, such as 2.3000000000000003
-            changed.append(
-                f"{name} {value:.10g}" if isinstance(value, float) else f"{name} {value}"
-            )
+    hidden: tuple[str, ...] = IN_OTHER_LINES
+    if config.probe is None:
+        hidden += IN_LINE_ON_TRAINING
+    shown = {k: v for k, v in config.to_json().items() if v != usual[k] and k not in hidden}
+    # a model of another size is not the named one
+    if {"width", "depth"} <= config.spec.keys():
+        shown.pop("model", None)
+    if "image_size" in config.spec:
+        shown.pop("img_size", None)
+    changed = [
+        f"{name} {value:.10g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in with_flat_spec(shown).items()
+        if name not in IN_LINE_ON_MODEL
+    ]
     return ", ".join(changed) or "all have their defaults"

@@ -226,7 +226,7 @@ def _refuse_other_kinds(data: Any) -> None:
     elif hasattr(data, "iloc"):
         cure = "pass pairs: list(zip(table.path, table.label))"
     elif hasattr(data, "shape") and hasattr(data, "dtype"):
-        cure = f"one of the shape {tuple(data.shape)}; pass (images, labels)"
+        cure = f"it has the shape {tuple(data.shape)}; pass (images, labels)"
     elif is_stream or any(base.__name__ == "IterableDataset" for base in type(data).__mro__):
         cure = (
             "it can only be read in one order; pass list(data) where it fits into memory, or write "

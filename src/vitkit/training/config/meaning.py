@@ -164,9 +164,12 @@ RunPath = Annotated[str | None, BeforeValidator(_expanded)]
 
 
 def _path_as_text(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    return value
+    if value is None or isinstance(value, str | Path):
+        return value and str(value)
+    raise ValueError(
+        f"a {type(value).__name__} cannot be stored in config.yaml for resuming; pass a file, or "
+        "the name of a function as package.module:function"
+    )
 
 
 StoredText = Annotated[str, BeforeValidator(_path_as_text)]
