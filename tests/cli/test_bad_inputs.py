@@ -47,15 +47,6 @@ def complaint(capsys, tmp_path, monkeypatch):
     return run
 
 
-def test_an_empty_class_is_warned_of_and_keeps_its_index(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    root = folder(tmp_path / "d", "train/ant", "train/cat")
-    (root / "train" / "bee").mkdir()
-    assert cli.run(["train", str(root), "--output", "run", *FAST]) == 0
-    assert "bee" in capsys.readouterr().out
-    assert vitkit.load("run/weights/last.safetensors").classes == ("ant", "bee", "cat")
-
-
 def test_an_undecodable_image_is_named_before_the_first_step(complaint, tmp_path, capsys):
     root = folder(tmp_path / "d", "train/ant", "train/cat")
     broken = root / "train" / "cat" / "3.png"

@@ -81,25 +81,3 @@ def test_json_on_the_terminal_and_in_a_file_agree(
     out = capsys.readouterr().out
     assert out.count("bad-") == 10
     assert "more; --output FILE lists all" in out
-
-
-def test_named_sets_and_wrong_names(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["check", "digits"]) == 0
-    assert "1,797 images" in capsys.readouterr().out
-    assert cli.run(["check", "digist"]) == 2
-    assert "did you mean 'digits'?" in capsys.readouterr().err
-
-
-def test_a_list_of_images_is_data_too(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = ["path,label,split"]
-    for path in sorted(root.rglob("*.png")):
-        split, name, _ = path.relative_to(root).parts
-        lines.append(f"{path.relative_to(root)},{name},{split}")
-    (root / "list.csv").write_text("\n".join([*lines, "train/cat/gone.png,cat,train"]))
-    assert cli.run(["check", str(root / "list.csv")]) == 2
-    assert "train/cat/gone.png (line 20): missing" in capsys.readouterr().out
-
-
-def test_a_report_that_cannot_be_written(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["check", str(root), "--output", str(root / "train")]) == 2
-    assert "train is a folder; name a file" in capsys.readouterr().err

@@ -122,26 +122,6 @@ def test_broken_images_are_named_and_the_others_predicted(run, best, tmp_path, c
     assert (table.read_text(), features.read_bytes()) == (before, features_before)
 
 
-@pytest.mark.parametrize(
-    ("name", "numbers"),
-    [
-        ("vit_tiny_patch16_224", ["5,717,416 1,253.68 M", "197 x 192 ", "EncoderBlock (0-11) x12"]),
-        (
-            "vit_huge_patch14_224",
-            ["632,045,800 167,295.11 M", "95.07 M", "257 x 1280 ", "(0-31) x32"],
-        ),
-    ],
-)
-def test_summary_cuts_nothing_on_a_terminal_of_80_columns(name, numbers, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # rich takes what is no terminal for one
-    assert cli.run(["summary", name]) == 0
-    printed = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
-    assert "\N{HORIZONTAL ELLIPSIS}" not in printed
-    assert max(map(len, printed.splitlines())) <= 80
-    assert [number for number in numbers if number not in printed] == []
-
-
 def test_summary_and_models(best, capsys):
     assert cli.run(["summary", "vit_base_patch16_224", "--depth", "1"]) == 0
     text = capsys.readouterr().out

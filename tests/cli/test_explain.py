@@ -108,8 +108,6 @@ def test_vector_files_and_sheets(photos, checkpoint):
     [
         (["--class", "tabby catt"], "--class-name tabby catt: .*mean 'tabby cat'"),
         (["--class", "3"], "--class-name 3: is not a class of this model"),
-        (["--layer", "2"], "--layer 2: must be a whole number from -2 to 1"),
-        (["--head", "4", "--method", "all"], "--head 4: must be a whole number from 0 to 3"),
         (["--option", "steps"], "--option steps: expected NAME=VALUE"),
         (["--model", "--layer", "0"], "--layer has no effect with --model"),
         (["--model", "--head", "0"], "--head has no effect with --model"),

@@ -127,15 +127,3 @@ def test_python_needs_images_that_can_be_read(photos):
     (photos / "broken.png").write_bytes(b"words")
     with pytest.raises(vitkit.ImageError, match=r"broken\.png: not an image"):
         vitkit.faithfulness_report("m.safetensors", ["photos/0.png", "broken.png"])
-
-
-@pytest.mark.parametrize(
-    ("flag", "answer"),
-    [("--truth", "vitkit calls it --faithfulness"),
-     ("--test-time-registers", "they are in examples/research/test_time_registers.py now")],
-)  # fmt: skip
-def test_flags_of_before_say_where_they_went(photos, capsys, flag, answer):
-    assert cli.run(["explain", "m.safetensors", "photos", flag]) == 2
-    assert capsys.readouterr().err == f"vitkit: there is no flag {flag}; {answer}\n"
-    with pytest.raises(AttributeError, match=r"vitkit\.faithfulness_report now"):
-        vitkit.truth_report  # noqa: B018

@@ -154,30 +154,11 @@ def test_a_report_beside_the_images_is_no_image(root):
     assert json.loads(Path("pets/report.json").read_text())["refused"] is False
 
 
-def test_a_refused_command_creates_no_folder(root, refused):
-    commands = {**COMMANDS, "explain": ["explain", "CKPT", "photos", "--output", "new/FILE"]}
-    for command, words in commands.items():
-        ending = {"--csv": "csv", "--predictions": "csv", "--out": "npz", "check": "json"}
-        file = f"new/x.{ending.get(command, 'png')}"
-        words = [file if word == "FILE" else word for word in words]
-        words = ["none" if word in ("CKPT", "pets") else word for word in words]
-        assert "no such f" in refused(*words)
-        assert not (root / "new").exists()
-        assert not (root / "results").exists()
-    assert "list.csv/a.png: a part of the path is a file" in refused(
-        "explain", "CKPT", "photos/a.png", "--output", "list.csv"
-    )
-
-
 def test_a_pipe_and_a_dangling_link_are_not_replaced(root, refused):
     os.mkfifo("pipe.csv")
     assert "pipe.csv: this file exists" in refused("predict", "CKPT", "photos", "--csv", "pipe.csv")
     (root / "gone.csv").symlink_to("nowhere.csv")
     assert "gone.csv: this file exists" in refused("predict", "CKPT", "photos", "--csv", "gone.csv")
-    for other in ("x.csv", "photos/../x.csv"):
-        assert "both name x.csv" in refused(
-            "eval", "CKPT", "pets", "--confusion", other, "--predictions", "x.csv"
-        )
 
 
 def test_predict_prints_nothing_beside_a_csv_but_the_json_asked_for(root, checkpoint, capsys):

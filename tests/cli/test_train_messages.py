@@ -85,23 +85,6 @@ def test_more_epochs_of_a_finished_run_say_what_the_rate_does(place, capsys):
     assert "learning rate rises" not in train(capsys, "--resume", "b", "--max-steps", "4")
 
 
-def test_other_data_of_a_resumed_run_are_named(place, capsys):
-    train(capsys, "photos", *TINY, "--epochs", "1", "--output", "a")
-    write_images(Path("other/train"), CLASSES[:2], 6, seed=2)
-    write_images(Path("other/val"), CLASSES[:2], 2, seed=3)
-    text = train(capsys, "other", "--resume", "a", "--epochs", "2", code=2)
-    assert text.splitlines()[-1] == (
-        "vitkit: other: the images, labels or classes differ from those that the run a started "
-        "with; leave out DATA to continue with photos, or start afresh"
-    )
-    # the folder itself has changed
-    shutil.rmtree("photos/train/emu")
-    shutil.rmtree("photos/val/emu")
-    text = train(capsys, "--resume", "a", "--epochs", "2", code=2)
-    assert "vitkit: photos: the images, labels or classes differ from those" in text
-    assert "restore them" in text
-
-
 def test_show_batch_draws_the_first_batch_and_trains_nothing(place, capsys):
     before = {path for path in place.rglob("*") if path.is_file()}
     text = train(capsys, "photos", *TINY, "--show-batch")

@@ -79,14 +79,6 @@ def test_it_can_be_sent_to_a_spawned_worker():
     assert torch.equal(again(COLOUR, (0, 1, 2)), transform(COLOUR, (0, 1, 2)))
 
 
-def test_views_and_epochs_have_other_numbers():
-    transform = vitkit.training_transform(vitkit.Preprocess(image_size=32))
-    keys = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0, 1)]
-    tensors = [transform(COLOUR, key) for key in keys]
-    for number, one in enumerate(tensors):
-        assert not any(torch.equal(one, other) for other in tensors[:number])
-
-
 def test_its_defaults_are_those_of_training():
     for name, parameter in inspect.signature(vitkit.training_transform).parameters.items():
         if name != "preprocess":

@@ -115,14 +115,6 @@ def test_a_split_of_bad_images_only_is_refused_either_way(tmp_path: Path) -> Non
         drop_or_refuse_unreadable(open_dataset(tmp_path), "skip")
 
 
-def test_images_in_memory_are_sound() -> None:
-    digits = open_dataset("digits")
-    dataset, report = drop_or_refuse_unreadable(digits, "refuse")
-    assert dataset is digits
-    assert report.findings == ()
-    assert report.total == 1797
-
-
 def test_more_images_than_one_block(tmp_path: Path) -> None:
     good, bad = tmp_path / "good.png", tmp_path / "bad.png"
     good.write_bytes(image(1))

@@ -53,14 +53,6 @@ def test_a_device_is_refused_as_a_link_out_and_as_an_image(tmp_path: Path) -> No
     assert refused == {"train/a/endless.jpg": "not a file"}
 
 
-def test_a_hard_link_is_the_same_image(tmp_path: Path) -> None:
-    root = folder(tmp_path, COUNTS)
-    os.link(root / "train" / "a" / "1.png", root / "val" / "c" / "linked.png")
-    kinds = {finding.kind: finding for finding in checked(root).findings}
-    assert kinds["leak"].images == (("val/c/linked.png", "train/a/1.png"),)
-    assert kinds["two labels"].images == (("train/a/1.png", "val/c/linked.png"),)
-
-
 @pytest.mark.parametrize(
     "name", ["two\nlines.jpg", os.fsdecode(b"latin-\xff.jpg"), "x" * 251 + ".jpg", "\u202eevil.jpg"]
 )

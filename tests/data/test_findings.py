@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ from PIL import Image, ImageEnhance
 
 from vitkit import check, open_dataset
 from vitkit.data.checks.check import drop_or_refuse_unreadable
-from vitkit.data.checks.findings import FINDING_KINDS, Finding
+from vitkit.data.checks.findings import Finding
 from vitkit.data.checks.scan import (
     NONE,
     THUMBNAIL_SIDE,
@@ -188,26 +186,6 @@ def test_one_image_under_two_labels(root: Path) -> None:
     assert torn.severity == "warning"
     (repeated,) = findings_of(root, "duplicate")
     assert repeated.severity == "note"
-
-
-def test_the_report_is_json_and_its_kinds_are_known(root: Path) -> None:
-    (root / "val" / "cat" / "bad.png").write_bytes(b"words")
-    (root / "val" / "cat" / "copy.png").write_bytes((root / "train/cat/0.png").read_bytes())
-    report: Any = check(root)
-    stored = json.loads(json.dumps(report.as_dict()))
-    assert stored["refused"] is True
-    assert stored["problems"] == [
-        {
-            "split": "val",
-            "index": report.problems["val"][0].index,
-            "name": "val/cat/bad.png",
-            "reason": "not an image",
-            "detail": report.problems["val"][0].detail,
-        }
-    ]
-    assert [finding["kind"] for finding in stored["findings"]] == ["unreadable", "leak"]
-    assert {finding.kind for finding in report.findings} <= set(FINDING_KINDS)
-    assert [finding.severity for finding in report.findings] == ["error", "warning"]
 
 
 def test_empty_rare_and_missing_classes_and_names_that_look_alike(tmp_path: Path) -> None:

@@ -141,26 +141,6 @@ def test_the_order_is_not_the_file_systems(tmp_path: Path, monkeypatch: pytest.M
         assert split.paths == again.splits[name].paths
 
 
-def test_folders_without_images_say_what_is_there(tmp_path: Path) -> None:
-    assert "the folder is empty" in refusal(tmp_path)
-    for i in range(4):
-        (tmp_path / f"{i}.heic").touch()
-    (tmp_path / "train" / "cat").mkdir(parents=True)
-    (tmp_path / "train" / "cat" / "a.txt").touch()
-    message = refusal(tmp_path)
-    assert "4 .heic, 1 .txt" in message
-    assert ".jpg .jpeg .png .webp .bmp .gif .tif .tiff" in message
-
-
-@pytest.mark.parametrize("below", ["", "train", "test"])
-def test_images_without_class_folders_show_the_expected_tree(tmp_path: Path, below: str) -> None:
-    save(tmp_path / below / "a.png", 1)
-    save(tmp_path / below / "b.png", 2)
-    message = refusal(tmp_path)
-    assert f"{tmp_path}/train/<class>/*.jpg" in message
-    assert f"{tmp_path}/<class>/*.jpg" in message
-
-
 def test_one_class_only(tmp_path: Path) -> None:
     assert "only one class has images, 'cat'" in refusal(folder(tmp_path / "a", {"cat": 3}))
     assert "only one class" in refusal(folder(tmp_path / "b", {"train/cat": 3, "val/dog": 1}))
@@ -180,20 +160,6 @@ def test_validation_classes_that_train_lacks(tmp_path: Path) -> None:
     assert contents(dataset)["val"] == {("a", 4)}
     assert "val classes that train lacks are left out: 'b', 'd'" in dataset.notes
     assert "val has no images of class 'c'" in dataset.notes
-
-
-@pytest.mark.parametrize(
-    "counts",
-    [
-        {"train/Cat": 1, "train/cat": 1, "train/dog": 1},
-        {"train/cat": 1, "train/dog": 1, "val/Cat": 1},
-        {"Cat": 1, "cat": 1, "dog": 1},
-        {"train/caf\u00e9": 1, "train/cafe\u0301": 1},
-    ],
-)
-def test_class_names_that_look_alike(tmp_path: Path, counts: dict[str, int]) -> None:
-    message = refusal(folder(tmp_path, counts))
-    assert "differ only in case or Unicode form" in message
 
 
 def test_an_empty_class_is_noted_and_keeps_its_number(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitkit import DataError, ImageError, LoaderError, Preprocess, open_dataset
+from vitkit import ImageError, LoaderError, Preprocess, open_dataset
 from vitkit.data.augmentation.pipeline import BatchTransform
 from vitkit.data.datasets.dataset import ArraySplit
 from vitkit.data.images.preprocess import fit
@@ -92,23 +92,6 @@ def test_evaluation_has_every_image_once_in_its_own_order(folder):
     assert np.concatenate([b.labels.numpy() for b in loaded]).tolist() == split.labels.tolist()
 
 
-def test_too_few_images_for_one_batch_say_so(folder):
-    with pytest.raises(
-        DataError, match=r"40 training images do not fill .* of 41; pass --batch-size 40"
-    ):
-        steps(folder.splits["train"], batch_size=41)
-
-
-def test_a_loader_does_not_touch_the_global_generator(folder):
-    import torch
-
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    next(batches(steps(folder.splits["train"]), range(3), workers=1))
-    assert torch.equal(torch.rand(3), expected)
-
-
 def test_images_in_memory_and_in_files_are_treated_alike(folder):
     files = folder.splits["train"].subset(np.arange(8))
     images = np.stack([fit(files.read(i), SMALL) for i in range(8)])
@@ -118,16 +101,6 @@ def test_images_in_memory_and_in_files_are_treated_alike(folder):
     b = TrainingSteps(memory, SMALL, plain, batch_size=8, seed=0)[3]
     assert (a.pixels == b.pixels).all()
     assert (a.labels == b.labels).all()
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_image_that_vanishes_during_a_run_is_named(folder, tmp_path, workers):
-    files = folder.splits["train"].subset(np.arange(8))
-    paths = [*files.paths[:-1], str(tmp_path / "gone.png")]
-    lost = type(files)(paths, files.labels, tmp_path.parent)
-    source = TrainingSteps(lost, SMALL, Augmentation(), batch_size=8, seed=0)
-    with pytest.raises(ImageError, match=r"gone\.png: missing"):
-        list(batches(source, range(1), workers=workers))
 
 
 ABANDONED = """
@@ -163,6 +136,7 @@ def test_the_workers_end_when_an_image_is_lost_though_the_error_is_kept(folder, 
     source = TrainingSteps(lost, SMALL, Augmentation(), batch_size=8, seed=0)
     with pytest.raises(ImageError) as caught:
         list(batches(source, range(1), workers=1))
+    assert "gone.png: missing" in str(caught.value)
     assert caught.value.__traceback__ is not None
     assert multiprocessing.active_children() == []
 
@@ -240,40 +214,6 @@ def test_workers_processes_and_parts_see_the_same_images():
     assert torch.equal(here[0].first(3).views, here[0].views[:3])
 
 
-def counting(count: int, size: int = 6) -> np.ndarray:
-    """Images whose every pixel tells its place: value = 10 * row + column + 1."""
-    rows, columns = np.mgrid[0:size, 0:size]
-    image = (10 * rows + columns + 1).astype(np.uint8)
-    return np.broadcast_to(image[None, :, :, None], (count, size, size, 1)).copy()
-
-
-def test_flips_are_mirror_images_at_the_asked_rate():
-    pixels, indices = counting(2000), np.arange(2000)
-    out = Augmentation(flip=0.3).flip_and_shift(pixels.copy(), 0, 0, indices)
-    flipped = (out[:, 0, 0, 0] == 6).sum()
-    mirrored = (out == pixels[:, :, ::-1]).all(axis=(1, 2, 3))
-    same = (out == pixels).all(axis=(1, 2, 3))
-    assert (mirrored | same).all()
-    assert mirrored.sum() == flipped
-    assert abs(flipped / 2000 - 0.3) < 0.04
-
-
-def test_shifts_move_whole_images_evenly_and_repeat_the_edge():
-    pixels, indices = counting(5000), np.arange(5000)
-    out = Augmentation(shift=2).flip_and_shift(pixels, 3, 1, indices)
-    centre = out[:, 2, 2, 0].astype(int) - 1  # row and column of what is now at (2, 2)
-    moves, counts = np.unique(
-        np.stack([centre // 10 - 2, centre % 10 - 2]), axis=1, return_counts=True
-    )
-    assert moves.shape[1] == 25
-    assert moves.min() == -2
-    assert moves.max() == 2
-    assert counts.min() > 130  # 200 expected of each of 25 moves
-    down_two = out[(centre // 10 == 0) & (centre % 10 == 2)][0, :, :, 0]
-    expected = np.concatenate([pixels[0, :1], pixels[0, :1], pixels[0, :4]])[..., 0]
-    np.testing.assert_array_equal(down_two, expected)
-
-
 @pytest.mark.parametrize("shape", [(40, 7, 9, 3), (40, 9, 7, 1), (40, 1, 2, 3)])
 @pytest.mark.parametrize("most", [0, 1, 4, 12])
 def test_flips_and_shifts_are_what_indexing_gives(shape: tuple[int, ...], most: int):
@@ -290,13 +230,6 @@ def test_flips_and_shifts_are_what_indexing_gives(shape: tuple[int, ...], most: 
         columns = np.clip(np.arange(width) + across[n], 0, width - 1)
         image = given[n, :, ::-1] if flipped[n] else given[n]
         np.testing.assert_array_equal(out[n], image[rows][:, columns])
-
-
-def test_augmentation_of_an_image_does_not_depend_on_its_batch():
-    pixels, indices = counting(50), np.arange(50)
-    whole = EVERYTHING.flip_and_shift(pixels.copy(), 0, 4, indices)
-    part = EVERYTHING.flip_and_shift(pixels[[7, 3]], 0, 4, np.array([7, 3]))
-    np.testing.assert_array_equal(part, whole[[7, 3]])
 
 
 def test_crops_keep_the_asked_area_and_shape_and_lie_inside():

@@ -214,13 +214,6 @@ def test_a_full_disk_is_a_note_and_leaves_nothing(
     assert whole(tmp_path / "c") == 0
 
 
-def test_a_place_that_cannot_be_written_is_a_note(folder: Dataset, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    dataset = cached(folder, tmp_path / "file" / "c")
-    assert dataset.splits == folder.splits
-    assert "cannot be used" in dataset.notes[-1]
-
-
 def test_images_in_memory_need_none(tmp_path: Path) -> None:
     digits = open_dataset("digits")
     dataset = cached(digits, tmp_path / "c")

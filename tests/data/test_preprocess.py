@@ -134,17 +134,6 @@ def test_normalise_is_the_formula_in_float32_bit_by_bit() -> None:
         np.testing.assert_array_equal(images[c].ravel(), values)
 
 
-def test_a_batch_is_the_images_one_by_one() -> None:
-    raw_images = [image(40, 50), image(64, 33), image(40, 40, 1)]
-    preprocess = Preprocess(image_size=32)
-    images = preprocess_images(raw_images, preprocess)
-    assert images.shape == (3, 3, 32, 32)
-    for raw_image, normalised in zip(raw_images, images, strict=True):
-        assert torch.equal(preprocess_images([raw_image], preprocess)[0], normalised)
-        by_hand = normalise(torch.from_numpy(fit(raw_image, preprocess).copy())[None], preprocess)
-        assert torch.equal(by_hand[0], normalised)
-
-
 def test_other_shapes_are_refused_with_both_shapes() -> None:
     with pytest.raises(ShapeError, match=r"\(H, W, 3\).*got \(4, 4, 2\)"):
         fit(image(4, 4, 2), Preprocess())

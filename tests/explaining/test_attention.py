@@ -8,7 +8,6 @@ from noise import fill_with_noise
 from own_methods import METHODS
 
 import vitkit
-from vitkit import cli
 
 
 def model(**fields) -> vitkit.ViT:
@@ -59,21 +58,3 @@ def test_explain_gives_the_map_the_prediction_and_an_image_of_both(checkpoint, t
         made.save(tmp_path / "out.jpg")
     with pytest.raises(vitkit.SettingError, match=r"exist .did you mean 'attention'"):
         vitkit.explain(checkpoint, image, method="atention")
-
-
-def test_the_overlay_is_hotter_where_the_map_is():
-    heat = np.zeros((300, 300), np.float32)
-    heat[100:200, 100:200] = 1.0
-    grey = np.full((300, 300, 3), 90, np.uint8)
-    mixed = np.asarray(vitkit.Explanation(grey, heat).overlay()).astype(int)
-    assert mixed[150, 150].sum() > 1.5 * mixed[20, 20].sum()
-    assert (mixed[20, 20] > 60).all()  # cold parts stay readable
-
-
-def test_the_api_and_the_command_offer_the_methods_of_one_registry(capsys):
-    assert cli.run(["explain", "--help"]) == 0
-    help_text = capsys.readouterr().out
-    for name in METHODS:
-        assert name in help_text
-    with pytest.raises(vitkit.SettingError, match=f"methods are {', '.join(METHODS)}"):
-        vitkit.explain("no.safetensors", "no.png", method="no-such-method")

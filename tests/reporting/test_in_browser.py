@@ -12,7 +12,6 @@ from reporting.page_checks import (
     assert_sorts_its_classes,
     assert_whole_and_legible,
     column,
-    first_column,
     save_two_labels,
 )
 from reporting.small_runs import SUSPECTS_HEADER, digits_run, photo_run
@@ -55,27 +54,9 @@ def test_no_error_no_request_every_image_and_legible_on_small_and_dark_screens(b
         assert_whole_and_legible(browser, page)
 
 
-def test_names_stay_text(browser, pages):
-    browser.open(pages["photos"])
-    assert browser.run("return document.scripts.length") == 1
-    assert any("<script>" in name for name in first_column(browser))
-
-
 def test_the_table_is_sorted_by_click_and_by_keyboard(browser, pages):
     browser.open(pages["digits"])
     assert_sorts_its_classes(browser)
-
-
-def test_a_confusion_leads_to_its_images(browser, pages):
-    browser.open(pages["digits"])
-    browser.click(".confusion .wrong a")
-    target = browser.run("return document.querySelector(':target')?.className")
-    assert target == "pair"
-    seen = browser.run(
-        "const box = document.querySelector(':target').getBoundingClientRect();"
-        "return document.querySelector(':target').querySelectorAll('img').length"
-    )
-    assert seen >= 1
 
 
 def test_on_paper_nothing_is_cut(browser, pages):

@@ -121,14 +121,6 @@ def test_without_the_images_nothing_can_be_ticked(run, noisy):
         hidden.rename(images)
 
 
-def test_a_split_that_is_not_there_is_refused(run, capsys):
-    assert cli.run(["report", str(run), "--suspects", "tset"]) == 2
-    message = capsys.readouterr().err
-    assert "--suspects tset" in message
-    assert "train, val, test" in message
-    assert message.count("\n") == 1
-
-
 def test_as_many_of_each_class_as_are_confused():
     labels = np.array([0, 0, 0, 1, 1, 1, 2])
     predicted = np.array([0, 1, 1, 1, 1, 0, 0])

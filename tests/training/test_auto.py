@@ -13,7 +13,7 @@ from training.starts import SHORT, SPEC, a_checkpoint, train
 from training.tiny_runs import settings_of
 
 import vitkit
-from vitkit import Interrupted, NonFiniteError, SettingError, TrainConfig, cli
+from vitkit import Interrupted, NonFiniteError, SettingError, TrainConfig
 from vitkit.training import auto as search
 from vitkit.training.train import train as train_config
 
@@ -49,15 +49,6 @@ def images(tmp_path_factory):
             pixels = rng.integers(low, low + 120, (12, 10, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(root / name / f"{number}.png")
     return root
-
-
-@pytest.mark.parametrize(
-    "budget", ["10 parsecs", "0", "0s", "-5m", "ten minutes", "10", "", "1h30"]
-)
-def test_a_budget_that_is_no_time_is_refused(budget, tmp_path):
-    with pytest.raises(SettingError, match="10m"):
-        vitkit.train("digits", auto=True, budget=budget, output=str(tmp_path / "run"))
-    assert not (tmp_path / "run").exists()
 
 
 def failing_after_linear(monkeypatch, error):
@@ -169,21 +160,6 @@ def test_fine_tuning_follows_where_a_linear_head_is_not_enough(tmp_path):
 def test_what_auto_does_not_take(settings, message, tmp_path):
     with pytest.raises(SettingError, match=message):
         auto("digits", tmp_path / "run", **settings)
-
-
-def test_the_command_says_what_is_wrong_in_one_line(tmp_path, capsys):
-    assert cli.run(["train", "digits", "--auto", "--budget", "10 parsecs"]) == 2
-    assert cli.run(["train", "digits", "--budget", "10m", "--output", str(tmp_path / "r")]) == 2
-    first, second = capsys.readouterr().err.splitlines()
-    assert "10 parsecs" in first
-    assert "has no effect without --auto" in second
-
-
-def test_a_recipe_is_refused_by_its_own_name_alone(tmp_path, capsys):
-    words = ["train", "digits", "--auto", "--recipe", "digits", "--output", str(tmp_path / "run")]
-    assert cli.run(words) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line == "vitkit: --auto chooses --recipe itself; leave it out, or train without --auto"
 
 
 def timed(output, ends: float, **settings):

@@ -198,17 +198,6 @@ def test_of_few_classes_there_is_no_top_k(images, tmp_path):
     assert "val_top2" not in (done.run / "metrics.csv").read_text()
 
 
-def test_two_images_of_each_class_are_enough(tmp_path):
-    data = write_images(tmp_path / "data", 2, classes=3)
-    done = vitkit.train(data, output=tmp_path / "run", epochs=1, **QUICK)
-    assert settings_of(done.run)["batch_size"] == 6
-
-
-def test_a_batch_larger_than_the_set_is_refused(images, tmp_path):
-    with pytest.raises(DataError, match="84 training images do not fill one batch of 128"):
-        vitkit.train(images, output=tmp_path / "run", batch_size=128, **QUICK)
-
-
 def test_images_larger_than_the_model_are_shrunk(tmp_path):
     data = write_images(tmp_path / "data", 2, side=1500)
     found = chosen_for(data, tmp_path / "run")

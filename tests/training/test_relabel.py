@@ -108,13 +108,6 @@ def test_a_run_resumes_with_the_labels_that_it_began_with(photos, tmp_path, caps
     assert "relabel.csv: no such file" in capsys.readouterr().err
 
 
-def test_a_run_without_corrections_takes_none_on_resume(photos, tmp_path, capsys):
-    run = vitkit.train(photos, output=tmp_path / "run", **SETTINGS | {"max_steps": 2}).run
-    file = write(tmp_path / "relabel.csv", ("train/cat/1.png", "cat", "dog"))
-    assert cli.run(["train", "--resume", str(run), "--relabel", str(file)]) == 2
-    assert "differ from the run's: relabel: None -> " in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("rows", "header", "problem"),
     [

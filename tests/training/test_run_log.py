@@ -352,15 +352,6 @@ def test_a_service_that_fails_ends_no_run(tmp_path, service):
     assert len(service.logged) == 4
 
 
-def test_a_service_that_is_not_installed_is_named_before_anything_is_done(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(
-        vitkit.MissingExtraError, match="--logger mlflow: mlflow is not installed; pip"
-    ):
-        train(tmp_path / "run", logger=("mlflow",))
-    assert not (tmp_path / "run").exists()
-
-
 def test_without_tensorboard_a_run_has_its_other_files(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     monkeypatch.setitem(sys.modules, "tensorboard", None)

@@ -13,21 +13,9 @@ TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial"
 SHORT = ("mnist-mended", "ingredients", "masked", "bugs", "photograph")
 """Experiments of each kind, for every commit."""
 ALL = (
-    "mnist-notebook",
-    "mnist-mended",
-    "ingredients",
-    "data-size",
-    "positions",
-    "masked",
-    "bugs",
-    "bugs-positions",
-    "bugs-fashion",
-    "fashion-rates",
-    "mnist-rates",
-    "mnist-norms",
-    "one-page",
-    "photograph",
-)
+    "mnist-notebook", "mnist-mended", "ingredients", "data-size", "positions", "masked", "bugs",
+    "bugs-positions", "bugs-fashion", "fashion-rates", "mnist-rates", "mnist-norms", "one-page", "photograph",
+)  # fmt: skip
 
 
 def contents() -> dict[str, bytes]:
