@@ -14,7 +14,8 @@ SHORT = ("mnist-mended", "ingredients", "masked", "bugs", "photograph")
 """Experiments of each kind, for every commit."""
 ALL = (
     "mnist-notebook", "mnist-mended", "ingredients", "data-size", "positions", "masked", "bugs",
-    "bugs-positions", "bugs-fashion", "fashion-rates", "mnist-rates", "mnist-norms", "one-page", "photograph",
+    "bugs-positions", "bugs-fashion", "fashion-rates", "mnist-rates", "mnist-norms", "one-page",
+    "photograph",
 )  # fmt: skip
 
 
