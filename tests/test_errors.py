@@ -11,18 +11,11 @@ from vitkit.errors import exit_code
 
 def test_every_error_has_the_exit_code_of_its_branch():
     branches = {
-        errors.UserError: 2,
-        errors.SpecError: 2,
-        errors.ShapeError: 2,
-        errors.SettingError: 2,
-        errors.DataError: 2,
-        errors.CheckpointError: 2,
-        errors.OutputError: 2,
-        errors.DeviceError: 2,
-        errors.MissingExtraError: 2,
-        errors.NonFiniteError: 3,
+        errors.UserError: 2, errors.SpecError: 2, errors.ShapeError: 2, errors.SettingError: 2,
+        errors.DataError: 2, errors.CheckpointError: 2, errors.OutputError: 2,
+        errors.DeviceError: 2, errors.MissingExtraError: 2, errors.NonFiniteError: 3,
         errors.VitkitError: 1,
-    }
+    }  # fmt: skip
     for kind, code in branches.items():
         assert exit_code(kind("x")) == code
     assert exit_code(errors.ImageError("a.jpg", "empty", "0 bytes")) == 2

@@ -133,15 +133,6 @@ def test_a_dataset_gives_labels_and_its_pixels(predictor):
     assert (predictor.logits(images) == predictor.logits(grey)).all()
 
 
-def test_a_split_belongs_to_datasets(root):
-    with pytest.raises(
-        vitkit.DataError, match=r"split = 'tets': digits .*mean 'test'\?.*has train"
-    ):
-        vitkit.find_images("digits", split="tets")
-    with pytest.raises(vitkit.DataError, match=r"split = 'test': photos/1\.png is not a dataset"):
-        vitkit.find_images("photos/1.png", split="test")
-
-
 def test_a_folder_is_a_dataset_with_a_split(tmp_path):
     for place in ("train/a", "train/b", "test/a", "test/b"):
         (tmp_path / place).mkdir(parents=True)

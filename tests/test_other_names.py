@@ -9,14 +9,7 @@ import torch
 
 import vitkit
 from vitkit import cli
-from vitkit.other_names import (
-    AMBIGUOUS,
-    CLASSES,
-    KEYWORDS,
-    TIMM_KEYWORDS,
-    TRANSFORMER,
-    usual_name,
-)
+from vitkit.other_names import AMBIGUOUS, CLASSES, KEYWORDS, TIMM_KEYWORDS, TRANSFORMER, usual_name
 
 TINY = {"image_size": 32, "patch_size": 16, "depth": 1, "num_classes": 5}
 

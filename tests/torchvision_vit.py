@@ -30,13 +30,8 @@ def shallow(spec: vitkit.ViTSpec) -> nn.Module:
     model = peer("torchvision.models.vision_transformer", "VisionTransformer")
     return without_weights(
         lambda: model(
-            image_size=spec.image_size[0],
-            patch_size=spec.patch_size[0],
-            num_layers=spec.depth,
-            num_heads=spec.num_heads,
-            hidden_dim=spec.width,
-            mlp_dim=spec.mlp_width,
-            num_classes=spec.num_classes,
-            representation_size=spec.representation_width,
+            image_size=spec.image_size[0], patch_size=spec.patch_size[0], num_layers=spec.depth,
+            num_heads=spec.num_heads, hidden_dim=spec.width, mlp_dim=spec.mlp_width,
+            num_classes=spec.num_classes, representation_size=spec.representation_width,
         )
-    )
+    )  # fmt: skip

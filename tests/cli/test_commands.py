@@ -88,13 +88,10 @@ def test_broken_images_are_named_and_the_others_predicted(run, best, tmp_path, c
     assert [
         part in err
         for part in (
-            "gone.jpg: missing",
-            "pipe.jpg: not a file",
-            "b.png: not a",
-            "1 .heic",
+            "gone.jpg: missing", "pipe.jpg: not a file", "b.png: not a", "1 .heic",
             "3 of 6 images could not be used",
         )
-    ] == [True] * 5
+    ] == [True] * 5  # fmt: skip
     table, features = tmp_path / "rows.csv", tmp_path / "f.npz"
     command = ["predict", best, str(tmp_path), "--json", "--csv", str(table), "--top-k", "1"]
     assert cli.run(command) == 2
@@ -131,12 +128,8 @@ def test_summary_and_models(best, capsys):
     assert "1 x 10 " in capsys.readouterr().out
     assert cli.run(["models", "vit_base_patch16_?84"]) == 0
     assert capsys.readouterr().out.split() == [
-        "vit_base_patch16_384",
-        "86.86",
-        "M",
-        "384x384",
-        "ViT",
-    ]
+        "vit_base_patch16_384", "86.86", "M", "384x384", "ViT",
+    ]  # fmt: skip
 
 
 def test_published_weights_are_listed_by_their_licence(capsys):
@@ -165,15 +158,8 @@ def test_yaml_sits_between_a_recipe_and_the_flags(tmp_path):
     )
     output = tmp_path / "run"
     arguments = [
-        "train",
-        "digits",
-        "--recipe",
-        str(recipe),
-        "--lr",
-        "4e-3",
-        "--output",
-        str(output),
-    ]
+        "train", "digits", "--recipe", str(recipe), "--lr", "4e-3", "--output", str(output),
+    ]  # fmt: skip
     assert cli.run([*arguments, "--spec.patch-size", "2"]) == 0
     stored = YAML(typ="safe").load(output / "config.yaml")
     assert (stored["lr"], stored["batch_size"]) == (4e-3, 64)

@@ -41,15 +41,8 @@ def photos(tmp_path, monkeypatch):
 def test_the_images_and_the_method_are_printed_and_written(photos, capsys):
     (photos / "photos" / "broken.png").write_bytes(b"no image")
     words = [
-        "explain",
-        "m.safetensors",
-        "photos",
-        "--layer",
-        "0",
-        "--faithfulness",
-        "--format",
-        "svg",
-    ]
+        "explain", "m.safetensors", "photos", "--layer", "0", "--faithfulness", "--format", "svg",
+    ]  # fmt: skip
     assert cli.run(words) == 2  # for the broken image, after the others
     out = capsys.readouterr().out
     assert len(re.findall(rf"^photos/\d.png: .*\n  {SCORE}$", out, re.MULTILINE)) == 3

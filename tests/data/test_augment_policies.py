@@ -148,12 +148,9 @@ def test_a_policy_that_means_nothing_is_refused(text, message):
 
 
 POLICIES = [
-    {"aa": "rand-m9-p1-mstd0.5-inc1"},
-    {"aa": "rand-m15-n2-p1-mmax15"},
-    {"aa": "trivial"},
-    {"aa": "3", "color_jitter": 0.3},
-    {"reprob": 1.0},
-]
+    {"aa": "rand-m9-p1-mstd0.5-inc1"}, {"aa": "rand-m15-n2-p1-mmax15"}, {"aa": "trivial"},
+    {"aa": "3", "color_jitter": 0.3}, {"reprob": 1.0},
+]  # fmt: skip
 FILL = (0.5, 0.5, 0.5)
 
 

@@ -282,10 +282,7 @@ def test_idx_files_are_the_very_bytes_of_the_format(tmp_path: Path) -> None:
         (b"", "index out of range"),
         (b"<html>no</html>", "requires a buffer of"),
         (bytes([0, 0, 8, 0]), "expected 00 00 08 <dimensions>, the sizes, and as many values"),
-        (
-            bytes([0, 0, 13, 1, 0, 0, 0, 1, 0, 0, 0, 0]),
-            "after 00 00 0d 01; expected 00 00 08",
-        ),
+        (bytes([0, 0, 13, 1, 0, 0, 0, 1, 0, 0, 0, 0]), "after 00 00 0d 01; expected 00 00 08"),
         (bytes([0, 0, 8, 3, 0, 0]), "requires a buffer of"),
         (CONTENT[:-4], "the sizes (2, 3, 5) and 26 bytes"),
         (CONTENT + b"\0", "the sizes (2, 3, 5) and 31 bytes"),

@@ -71,7 +71,4 @@ def test_files_that_are_replaced_and_lost_between_opening_and_looking(tmp_path: 
     (root / "train" / "a" / "1.png").unlink()
     (root / "train" / "a" / "1.png").mkdir()
     save(root / "train" / "a" / "2.png", 777)
-    assert problems(check(dataset)) == {
-        "train/a/0.png": "missing",
-        "train/a/1.png": "not a file",
-    }
+    assert problems(check(dataset)) == {"train/a/0.png": "missing", "train/a/1.png": "not a file"}

@@ -67,18 +67,11 @@ def test_without_splits_it_is_cut_as_a_flat_folder_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "filename,label\n{}",
-        "file_name,class\n{}",
-        "filepath,Target\n{}",
-        "image,label\n{}",
-        "id,class_name\n{}",
-        "\ufeffimage_path,label\n{}",
-        "Label,PATH\n{swapped}",
-        "id;path;label\n{semicolons}",
-        "path\tlabel\n{tabs}",
-        'path,label\r\n"{quoted}"\r\n\r\n',
+        "filename,label\n{}", "file_name,class\n{}", "filepath,Target\n{}", "image,label\n{}",
+        "id,class_name\n{}", "\ufeffimage_path,label\n{}", "Label,PATH\n{swapped}",
+        "id;path;label\n{semicolons}", "path\tlabel\n{tabs}", 'path,label\r\n"{quoted}"\r\n\r\n',
     ],
-)
+)  # fmt: skip
 def test_columns_by_their_names(images: Path, text: str) -> None:
     rows = [("x/0.png", "a b"), ("x/1.png", "a b"), ("x/2.png", "c"), ("x/3.png", "c")]
     forms = {

@@ -8,17 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from image_files import (
-    NOISE,
-    PHOTO,
-    RAMP,
-    VARIANTS,
-    chunk,
-    encode,
-    grey_tiff,
-    ink_profile,
-    png,
-)
+from image_files import NOISE, PHOTO, RAMP, VARIANTS, chunk, encode, grey_tiff, ink_profile, png
 from PIL import Image
 
 from vitkit import ImageError
@@ -193,10 +183,7 @@ def test_interlaced_and_dark_pngs_are_not_taken_for_truncated() -> None:
     # Adam7 passes of a 2 x 2 grey image: (0, 0), then (1, 0), then row 1.
     assert decode(png(2, 2, 8, 0, [b"\x01", b"\x02", b"\x03\x04"], interlace=1))[
         ..., 0
-    ].tolist() == [
-        [1, 2],
-        [3, 4],
-    ]
+    ].tolist() == [[1, 2], [3, 4]]
 
 
 @pytest.mark.parametrize("shape", [(5, 4), (5, 4, 1)])
@@ -211,15 +198,11 @@ def test_grey_arrays_are_repeated(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     "array",
     [
-        np.zeros((4, 4, 3), np.float32),
-        np.zeros((4, 4, 3), np.int64),
-        np.zeros((3, 4, 4), np.uint8),
-        np.zeros((4, 4, 4), np.uint8),
-        np.zeros((2, 4, 4, 3), np.uint8),
-        np.zeros((0, 4, 3), np.uint8),
-        np.zeros(4, np.uint8),
+        np.zeros((4, 4, 3), np.float32), np.zeros((4, 4, 3), np.int64),
+        np.zeros((3, 4, 4), np.uint8), np.zeros((4, 4, 4), np.uint8),
+        np.zeros((2, 4, 4, 3), np.uint8), np.zeros((0, 4, 3), np.uint8), np.zeros(4, np.uint8),
     ],
-)
+)  # fmt: skip
 def test_other_arrays_are_refused_with_what_was_expected_and_found(array: np.ndarray) -> None:
     with pytest.raises(ImageError, match=r"expected an array \(H, W\)") as caught:
         as_rgb(array, "my image")

@@ -15,12 +15,7 @@ from PIL import Image, ImageEnhance
 from vitkit import check, open_dataset
 from vitkit.data.checks.check import drop_or_refuse_unreadable
 from vitkit.data.checks.findings import Finding
-from vitkit.data.checks.scan import (
-    NONE,
-    THUMBNAIL_SIDE,
-    nearest_copies,
-    same_pixels,
-)
+from vitkit.data.checks.scan import NONE, THUMBNAIL_SIDE, nearest_copies, same_pixels
 
 SIZE = (200, 160)
 

@@ -12,12 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from image_files import (
-    contents,
-    folder,
-    refusal,
-    save,
-)
+from image_files import contents, folder, refusal, save
 
 from vitkit import check, open_dataset
 from vitkit.data.checks.check import drop_or_refuse_unreadable

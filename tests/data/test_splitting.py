@@ -11,10 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from image_files import (
-    folder,
-    save,
-)
+from image_files import folder, save
 from PIL import Image
 
 from vitkit import DataError, Dataset, SettingError, open_dataset

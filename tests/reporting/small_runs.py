@@ -15,14 +15,8 @@ SMALL: dict[str, Any] = {
     "workers": 0, "log_examples": False, "log_histograms": False, "plots": False,
 }  # fmt: skip
 SUSPECTS_HEADER = [
-    "path",
-    "split",
-    "number",
-    "label",
-    "predicted",
-    "probability",
-    "label_probability",
-]
+    "path", "split", "number", "label", "predicted", "probability", "label_probability",
+]  # fmt: skip
 HOSTILE = "<script>alert('x')<"
 """A part of class and file names."""
 

@@ -21,14 +21,7 @@ from training.faulty import at, on
 from training.tiny_runs import command, counters, edit_manifest, end_of, last_state, run
 
 import vitkit
-from vitkit import (
-    Callback,
-    CheckpointError,
-    Interrupted,
-    OutputError,
-    SettingError,
-    Trainer,
-)
+from vitkit import Callback, CheckpointError, Interrupted, OutputError, SettingError, Trainer
 from vitkit.training import train as training
 from vitkit.training.state.state_folder import newest_state
 

@@ -16,7 +16,7 @@ from training import logged_runs
 from training.tiny_runs import end_of
 
 import vitkit
-from vitkit import Callback, DataError, OutputError, Trainer, TrainResult, cli
+from vitkit import Callback, DataError, Trainer, TrainResult, cli
 
 train = partial(logged_runs.train, plots=True)
 HEADER = "epoch,step,lr,train_loss,val_top1,val_loss\n"
@@ -218,8 +218,3 @@ def test_curves_of_any_length_fill_their_figure(tmp_path, epochs):
     assert min(box.x0, box.y0) >= 0
     assert (box.x1, box.y1) <= tuple(size)
     assert all(tick.is_integer() for axes in figure.axes for tick in axes.get_xticks())
-
-
-def test_a_run_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(OutputError, match="no such run folder"):
-        vitkit.LearningCurves.read(tmp_path / "runs" / "none")

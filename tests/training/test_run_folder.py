@@ -79,8 +79,7 @@ def test_a_folder_that_is_no_run_is_left_alone(images, tmp_path, monkeypatch, as
             vitkit.train(images, output=output, **SMALL, **asked)
     monkeypatch.chdir(images)
     with pytest.raises(
-        OutputError,
-        match=r"written to runs, which lies inside the data \.; choose another",
+        OutputError, match=r"written to runs, which lies inside the data \.; choose another"
     ):
         vitkit.train(".", **SMALL)
     assert everything(tmp_path) == before

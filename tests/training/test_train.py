@@ -18,13 +18,7 @@ from training.faulty import at, stopping_at
 from training.tiny_runs import settings_of, trained
 
 import vitkit
-from vitkit import (
-    Callback,
-    DataError,
-    Interrupted,
-    NonFiniteError,
-    open_dataset,
-)
+from vitkit import Callback, DataError, Interrupted, NonFiniteError, open_dataset
 
 TINY = {
     "recipe": "digits",

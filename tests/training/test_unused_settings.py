@@ -27,10 +27,7 @@ def planned(recipe: str | None = None, **settings: object) -> Plan:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"momentum": 0.1, "opt": "muon"},
-            "--momentum 0.1 has no effect on --opt muon",
-        ),
+        ({"momentum": 0.1, "opt": "muon"}, "--momentum 0.1 has no effect on --opt muon"),
         ({"beta2": 0.9, "opt": "sgd"}, "--beta2 0.9 has no effect on --opt sgd"),
         ({"loss": OWN, "label_smoothing": 0.4}, "--label-smoothing 0.4 has no effect on your own"),
         ({"mixup": 0.8, "mixup_switch_prob": 0.1}, "add --mixup and --cutmix"),
@@ -167,11 +164,6 @@ def test_what_a_recipe_has_for_something_that_is_off_goes_with_it(recipe, settin
     assert {name: getattr(plan.config, name) for name in left_out} == left_out
     (line,) = [line for line in plan.notes if "without effect here" in line]
     assert line.startswith(f"from recipe {recipe}, without effect here: {next(iter(left_out))} ")
-
-
-def test_a_value_of_the_user_is_refused_with_a_recipe_too():
-    with pytest.raises(SettingError, match=r"--mixup-prob 0\.7 has no effect without"):
-        planned("cifar10", mixup=0.0, cutmix=0.0, mixup_prob=0.7)
 
 
 def test_a_recipe_of_training_can_be_probed(tmp_path):

@@ -13,12 +13,7 @@ from vitkit import Callback
 from vitkit.training import train
 from vitkit.training.config.merging import layered
 from vitkit.training.recipes import recipe_settings
-from vitkit.training.state.state_folder import (
-    newest_state,
-    read_manifest,
-    run_hash,
-    write_manifest,
-)
+from vitkit.training.state.state_folder import newest_state, read_manifest, run_hash, write_manifest
 
 TINY = {
     "recipe": "digits", "epochs": 3, "warmup_epochs": 1.0, "amp": "off", "batch_size": 128,

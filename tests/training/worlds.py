@@ -50,12 +50,7 @@ def together(size: int, work: Callable[[int], Any]) -> list[Any]:
 
 
 def _be(
-    rank: int,
-    size: int,
-    port: int,
-    place: Path,
-    work: Callable[[int], Any],
-    start: tuple[int, int],
+    rank: int, size: int, port: int, place: Path, work: Callable[[int], Any], start: tuple[int, int]
 ) -> int:
     gc.disable()
     # Until all are forked: while the store's thread serves one of them, it may hold a lock, which
