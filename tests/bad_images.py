@@ -119,10 +119,8 @@ CONTENTS: dict[str, tuple[Callable[[Draw], bytes], set[str]]] = {
     "bomb": (bomb, {"too large"}),
     "ribbon": (ribbon, {"too long"}),
     "text-bomb": (text_bomb, {"damaged"}),
-    "float": (
-        lambda draw: encode(Image.fromarray(draw.random((9, 9), np.float32)), "TIFF"),
-        {"mode"},
-    ),
+    "float": (lambda draw: encode(Image.fromarray(draw.random((9, 9), np.float32)), "TIFF"),
+              {"mode"}),
     "int32": (
         lambda draw: encode(Image.fromarray(draw.integers(0, 1 << 30, (9, 9), np.int32)), "TIFF"),
         {"mode"},

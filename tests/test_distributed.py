@@ -205,12 +205,9 @@ def check_poisoned(output: Path, where: str, rank: int, step: int, **settings) -
 
 @pytest.mark.parametrize(
     "where",
-    [
-        "loss",
-        "gradient",
-        *(pytest.param(name, marks=pytest.mark.soak) for name in ("input", "parameter", "mixed")),
-    ],
-)
+    ["loss", "gradient",
+     *(pytest.param(name, marks=pytest.mark.soak) for name in ("input", "parameter", "mixed"))],
+)  # fmt: skip
 def test_a_number_that_is_not_finite_on_one_process_stops_all(tmp_path, where):
     """T15."""
     amp = {"amp": "bfloat16"} if where == "mixed" else {}

@@ -45,18 +45,12 @@ def predictor() -> vitkit.Predictor:
 
 @pytest.mark.parametrize(
     ("pattern", "expected"),
-    [
-        ("photos/*.png", ["1.png"]),
-        ("photos/?.*", ["1.png", "2.jpg"]),
-        ("photos/[12].jpg", ["2.jpg"]),
-        ("photos/[odd]/7.png", ["[odd]/7.png"]),
-        ("photos/[[]odd]/*", ["[odd]/7.png"]),
-        ("photos/dogs/*", ["dogs/5.PNG"]),
-        ("photos/ca*", ["cats/3.png", "cats/again/1.png", "cats/again/2.jpg"]),
-        ("photos/*/old/**", ["cats/old/4.png"]),
-        ("photos/**/old/*.png", ["cats/old/4.png"]),
-    ],
-)
+    [("photos/*.png", ["1.png"]), ("photos/?.*", ["1.png", "2.jpg"]),
+     ("photos/[12].jpg", ["2.jpg"]), ("photos/[odd]/7.png", ["[odd]/7.png"]),
+     ("photos/[[]odd]/*", ["[odd]/7.png"]), ("photos/dogs/*", ["dogs/5.PNG"]),
+     ("photos/ca*", ["cats/3.png", "cats/again/1.png", "cats/again/2.jpg"]),
+     ("photos/*/old/**", ["cats/old/4.png"]), ("photos/**/old/*.png", ["cats/old/4.png"])],
+)  # fmt: skip
 def test_patterns_match_images_as_in_a_shell(root, pattern, expected):
     assert names(pattern)[: len(expected)] == [f"photos/{name}" for name in expected]
 
@@ -79,18 +73,15 @@ def test_an_order_that_is_fixed_and_images_named_twice(root):
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [
-        (("photos/*.gif",), r"photos/\*\.gif: no image matches; expected files ending in \.jpg"),
-        (("nowhere/*.png",), r"no image matches; .*; the nearest folder that exists is"),
-        (("photos/cat",), r"photos/cat: no such image; the nearest folder .*, with: cats/"),
-        (("mnits",), r"no such image \(did you mean 'mnist'\?\)"),
-        (("s3://bucket/a.png",), "expected an http:// or https:// address"),
-        ((), "no images given"),
-        (("photos/cats", ""), "a name of images is empty; '.' is the working folder"),
-        (("digits", "--"), "--: no such image"),
-        (("photos/notes.txt",), r"notes\.txt: not an image; .* send the file: - < photos/notes"),
-    ],
-)
+    [(("photos/*.gif",), r"photos/\*\.gif: no image matches; expected files ending in \.jpg"),
+     (("nowhere/*.png",), r"no image matches; .*; the nearest folder that exists is"),
+     (("photos/cat",), r"photos/cat: no such image; the nearest folder .*, with: cats/"),
+     (("mnits",), r"no such image \(did you mean 'mnist'\?\)"),
+     (("s3://bucket/a.png",), "expected an http:// or https:// address"), ((), "no images given"),
+     (("photos/cats", ""), "a name of images is empty; '.' is the working folder"),
+     (("digits", "--"), "--: no such image"),
+     (("photos/notes.txt",), r"notes\.txt: not an image; .* send the file: - < photos/notes")],
+)  # fmt: skip
 def test_what_is_not_found_is_named(root, given, message):
     with pytest.raises(vitkit.DataError, match=message):
         vitkit.find_images(*given)

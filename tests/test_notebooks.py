@@ -144,13 +144,10 @@ def test_mixed_images_have_both_labels():
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [
-        ({"max_images": 0}, "max_images = 0: must be 1 or more"),
-        ({"probe": "linear"}, "show-batch draws the augmented images of a single run; leave out"),
-        ({"auto": True}, "leave out --auto"),
-        ({"aa": "trivail"}, "did you mean 'trivial'"),
-    ],
-)
+    [({"max_images": 0}, "max_images = 0: must be 1 or more"),
+     ({"probe": "linear"}, "show-batch draws the augmented images of a single run; leave out"),
+     ({"auto": True}, "leave out --auto"), ({"aa": "trivail"}, "did you mean 'trivial'")],
+)  # fmt: skip
 def test_a_batch_that_cannot_be_drawn_is_refused(settings, message):
     with pytest.raises(SettingError, match=message):
         vitkit.show_batch("digits", **settings)

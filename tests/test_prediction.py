@@ -156,13 +156,11 @@ def test_classes_are_as_many_as_logits(images, classes):
 @pytest.mark.usefixtures("wrong_types_come_in")
 @pytest.mark.parametrize(
     ("forward", "found"),
-    [
-        (lambda x: x.mean(dim=(1, 2, 3)), r"a Tensor of shape \(5,\)"),
-        (lambda x: x.mean(dim=(2, 3))[:1], r"a Tensor of shape \(1, 3\)"),
-        (lambda x: x.mean(dim=(2, 3)).numpy(), r"a ndarray of shape \(5, 3\)"),
-        (lambda x: None, r"a NoneType of shape \(\)"),
-    ],
-)
+    [(lambda x: x.mean(dim=(1, 2, 3)), r"a Tensor of shape \(5,\)"),
+     (lambda x: x.mean(dim=(2, 3))[:1], r"a Tensor of shape \(1, 3\)"),
+     (lambda x: x.mean(dim=(2, 3)).numpy(), r"a ndarray of shape \(5, 3\)"),
+     (lambda x: None, r"a NoneType of shape \(\)")],
+)  # fmt: skip
 def test_an_engine_returns_a_row_for_each_image(images, forward, found):
     with pytest.raises(
         vitkit.UserCodeError, match=rf"forward returned {found}; expected .* \(5, K\)"
@@ -224,30 +222,24 @@ def test_the_error_for_a_wrong_argument_names_the_right_one(checkpoint, images):
     found = next(iter(vitkit.find_images("digits")))
     cases = [
         (lambda: vitkit.explain(checkpoint, images), "image is a list; pass an image"),
-        (
-            lambda: vitkit.explain(checkpoint, image, layer=[0, 1]),
-            r"layer = \[0, 1\]: must be a whole",
-        ),
-        (
-            lambda: vitkit.explain(checkpoint, image, head="all"),
-            "head = 'all': must be a whole number",
-        ),
+        (lambda: vitkit.explain(checkpoint, image, layer=[0, 1]),
+         r"layer = \[0, 1\]: must be a whole"),
+        (lambda: vitkit.explain(checkpoint, image, head="all"),
+         "head = 'all': must be a whole number"),
         (lambda: vitkit.explain(checkpoint.model, image), "a ViT is not a checkpoint; pass the"),
         (lambda: vitkit.embed(checkpoint.model, images), "a ViT is not a checkpoint"),
         (lambda: vitkit.Predictor.from_checkpoint(checkpoint.model), "a ViT is not a checkpoint"),
         (lambda: vitkit.evaluate(checkpoint.model, "digits"), "a ViT is not a checkpoint"),
         (lambda: vitkit.adapt(checkpoint.model, num_classes=2), "not a ViT; .* vitkit.resized"),
         (lambda: vitkit.train(images), r"items\[0\] is a ndarray; expected \(image, label\)"),
-        (
-            lambda: vitkit.evaluate(checkpoint, np.zeros(3)),
-            r"a ndarray; it has the shape \(3,\); pass \(images, labels\)",
-        ),
+        (lambda: vitkit.evaluate(checkpoint, np.zeros(3)),
+         r"a ndarray; it has the shape \(3,\); pass \(images, labels\)"),
         (lambda: vitkit.check(images), r"items\[0\] is a ndarray; expected"),
         (lambda: vitkit.find_images(["a.png"]), r"a list is not a name; .* find_images\(\*names\)"),
         (lambda: vitkit.find_images(b"a.png"), "a bytes is not a name"),
         (lambda: predictor(7), "got one int; write"),
         (lambda: predictor.logits(found), "got one FoundImage; write"),
-    ]
+    ]  # fmt: skip
     for call, message in cases:
         with pytest.raises(vitkit.UserError, match=message) as error:
             call()

@@ -93,19 +93,14 @@ def test_a_user_s_own_setting_wins(own: dict[str, str]):
 
 @pytest.mark.parametrize(
     ("group", "files", "cores"),
-    [
-        ("0::/job/step\n", {"job/step/cpu.max": "300000 100000\n"}, 3),
-        ("0::/job/step\n", {"job/cpu.max": "200000 100000", "job/step/cpu.max": "max 100000"}, 2),
-        ("0::/\n", {"cpu.max": "max 100000\n"}, 8),
-        ("0::/\n", {"cpu.max": "5000 100000\n"}, 1),
-        ("0::/\n", {"cpu.max": "1600000 100000\n"}, 8),
-        ("4:cpu,cpuacct:/job\n0::/job\n", {"job/cpu.max": "150000 100000"}, 2),
-        ("4:cpuset:/\n", {}, 8),
-        ("0::/\n", {"cpu.max": "nonsense\n"}, 8),
-        ("0::/gone:else\n", {}, 8),
-        (None, {}, 8),
-    ],
-)
+    [("0::/job/step\n", {"job/step/cpu.max": "300000 100000\n"}, 3),
+     ("0::/job/step\n", {"job/cpu.max": "200000 100000", "job/step/cpu.max": "max 100000"}, 2),
+     ("0::/\n", {"cpu.max": "max 100000\n"}, 8), ("0::/\n", {"cpu.max": "5000 100000\n"}, 1),
+     ("0::/\n", {"cpu.max": "1600000 100000\n"}, 8),
+     ("4:cpu,cpuacct:/job\n0::/job\n", {"job/cpu.max": "150000 100000"}, 2),
+     ("4:cpuset:/\n", {}, 8), ("0::/\n", {"cpu.max": "nonsense\n"}, 8), ("0::/gone:else\n", {}, 8),
+     (None, {}, 8)],
+)  # fmt: skip
 def test_a_job_has_the_cores_of_its_affinity_and_its_quota(
     group, files, cores, tmp_path, monkeypatch
 ):

@@ -145,27 +145,17 @@ def with_torch() -> Iterator[Fresh]:
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [
-        (["--help"], 0),
-        (["models"], 0),
-        (["models", "vit_tiny*", "--pretrained"], 0),
-        (["models", "no-such-model"], 2),
-        (["no-such-verb"], 2),
-        (["predict"], 2),
-        (["predict", "model.safetensors", "no-such.png"], 2),
-        (["embed", "model.safetensors", "no-such.png", "--out", "f.npz"], 2),
-        (["check", "no-such-folder"], 2),
-        (["summary", "no-such-model"], 2),
-        (["train", "digits", "--epochs", "0"], 2),
-        (["train", "digits", "--learning-rate", "1"], 2),
-        (["help"], 0),
-        (["completion", "bash"], 0),
-        (["eval", "model.safetensors"], 2),
-        (["explain", "model.safetensors", "no-such.png"], 2),
-        (["convert", "model.safetensors", "out", "--to", "tim"], 2),
-        *[([verb, "--help"], 0) for verb in cli.VERBS],
-    ],
-)
+    [(["--help"], 0), (["models"], 0), (["models", "vit_tiny*", "--pretrained"], 0),
+     (["models", "no-such-model"], 2), (["no-such-verb"], 2), (["predict"], 2),
+     (["predict", "model.safetensors", "no-such.png"], 2),
+     (["embed", "model.safetensors", "no-such.png", "--out", "f.npz"], 2),
+     (["check", "no-such-folder"], 2), (["summary", "no-such-model"], 2),
+     (["train", "digits", "--epochs", "0"], 2), (["train", "digits", "--learning-rate", "1"], 2),
+     (["help"], 0), (["completion", "bash"], 0), (["eval", "model.safetensors"], 2),
+     (["explain", "model.safetensors", "no-such.png"], 2),
+     (["convert", "model.safetensors", "out", "--to", "tim"], 2),
+     *[([verb, "--help"], 0) for verb in cli.VERBS]],
+)  # fmt: skip
 def test_what_needs_no_tensor_needs_no_torch(without_torch, arguments, expected):
     assert without_torch.imported(arguments, "torch") == (expected, [])
 

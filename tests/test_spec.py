@@ -15,28 +15,24 @@ from vitkit import SpecError
 
 @pytest.mark.parametrize(
     ("fields", "message"),
-    [
-        ({"image_size": 250}, "250 (H) is not divisible by patch_size 16; .*: 240 or 256"),
-        ({"image_size": (224, 230)}, "230 (W) is not divisible .*: 224 or 240"),
-        ({"image_size": 8}, "the nearest sizes that are: 16"),
-        ({"width": 510}, "width 510 is not divisible by num_heads 12; use 10 or 15 heads"),
-        ({"depth": 0}, "depth = 0: must be 1 or more"),
-        ({"dept": 3}, "no field 'dept' .did you mean 'depth'"),
-        ({"zzzzzz": 3}, "no field 'zzzzzz'$"),
-        ({"drop_path": 1.0}, "drop_path = 1.0: must be below 1"),
-        ({"in_channels": 4}, "in_channels = 4"),
-        ({"activation": "gelo"}, "activation = 'gelo'"),
-        ({"class_token": False}, "pooling 'cls' needs class_token=True"),
-        ({"norm_eps": float("nan")}, "norm_eps = nan: .*finite"),
-        ({"width": True}, "width = True: must be a whole number"),
-        ({"num_heads": "12"}, "num_heads = '12': must be a whole number"),
-        ({"depth": 0, "width": 0}, r"\(and 1 more\)"),
-        ({"image_size": [1, 2, 3]}, r"image_size = \[1, 2, 3\]: must be a whole number, or two"),
-        ({"image_size": []}, r"image_size = \[\]: must be a whole number, or two"),
-        ({"patch_size": "big"}, "patch_size = 'big': must be a whole number, or two: height and"),
-        ({"image_size": (32, 1.5)}, "image_size = 1.5: must be a whole number"),
-    ],
-)
+    [({"image_size": 250}, "250 (H) is not divisible by patch_size 16; .*: 240 or 256"),
+     ({"image_size": (224, 230)}, "230 (W) is not divisible .*: 224 or 240"),
+     ({"image_size": 8}, "the nearest sizes that are: 16"),
+     ({"width": 510}, "width 510 is not divisible by num_heads 12; use 10 or 15 heads"),
+     ({"depth": 0}, "depth = 0: must be 1 or more"),
+     ({"dept": 3}, "no field 'dept' .did you mean 'depth'"), ({"zzzzzz": 3}, "no field 'zzzzzz'$"),
+     ({"drop_path": 1.0}, "drop_path = 1.0: must be below 1"),
+     ({"in_channels": 4}, "in_channels = 4"), ({"activation": "gelo"}, "activation = 'gelo'"),
+     ({"class_token": False}, "pooling 'cls' needs class_token=True"),
+     ({"norm_eps": float("nan")}, "norm_eps = nan: .*finite"),
+     ({"width": True}, "width = True: must be a whole number"),
+     ({"num_heads": "12"}, "num_heads = '12': must be a whole number"),
+     ({"depth": 0, "width": 0}, r"\(and 1 more\)"),
+     ({"image_size": [1, 2, 3]}, r"image_size = \[1, 2, 3\]: must be a whole number, or two"),
+     ({"image_size": []}, r"image_size = \[\]: must be a whole number, or two"),
+     ({"patch_size": "big"}, "patch_size = 'big': must be a whole number, or two: height and"),
+     ({"image_size": (32, 1.5)}, "image_size = 1.5: must be a whole number")],
+)  # fmt: skip
 def test_an_impossible_spec_is_refused_with_the_numbers(fields, message):
     with pytest.raises(SpecError, match=message.replace("(H)", r"\(H\)").replace("(W)", r"\(W\)")):
         vitkit.ViTSpec(**fields)

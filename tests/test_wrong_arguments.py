@@ -78,15 +78,13 @@ def test_what_reads_a_file_takes_no_object(checkpoint, tmp_path, function):
 
 @pytest.mark.parametrize(
     ("call", "message"),
-    [
-        (lambda c, p: vitkit.create_model(p), "is a path; write vitkit.load('PATH').model"),
-        (lambda c, p: vitkit.create_model(c), "create_model takes the name of a model, such as"),
-        (lambda c, p: vitkit.training_transform(c), "such as vitkit.load(path).preprocess, not a"),
-        (lambda c, p: vitkit.report(c), "takes the path of a run folder, such as result.run"),
-        (lambda c, p: vitkit.compare(c, p), "takes paths of runs or checkpoints, not a Checkpoint"),
-        (lambda c, p: vitkit.find_artefacts(c.model, [IMAGE]), "takes preprocessed images, a ten"),
-    ],
-)
+    [(lambda c, p: vitkit.create_model(p), "is a path; write vitkit.load('PATH').model"),
+     (lambda c, p: vitkit.create_model(c), "create_model takes the name of a model, such as"),
+     (lambda c, p: vitkit.training_transform(c), "such as vitkit.load(path).preprocess, not a"),
+     (lambda c, p: vitkit.report(c), "takes the path of a run folder, such as result.run"),
+     (lambda c, p: vitkit.compare(c, p), "takes paths of runs or checkpoints, not a Checkpoint"),
+     (lambda c, p: vitkit.find_artefacts(c.model, [IMAGE]), "takes preprocessed images, a ten")],
+)  # fmt: skip
 def test_other_objects_are_named_with_what_is_expected(path, checkpoint, call, message):
     with pytest.raises(vitkit.UserError, match=re.escape(message).replace("PATH", re.escape(path))):
         call(checkpoint, path)

@@ -94,11 +94,9 @@ def test_debug_shows_where_and_keeps_the_exit_code(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("words", "mend"),
-    [
-        (["predict", "CKPT", "photos"], "lower --batch-size, or pass --device cpu"),
-        (["explain", "CKPT", "photos"], "pass --device cpu, or end other programs"),
-    ],
-)
+    [(["predict", "CKPT", "photos"], "lower --batch-size, or pass --device cpu"),
+     (["explain", "CKPT", "photos"], "pass --device cpu, or end other programs")],
+)  # fmt: skip
 def test_out_of_memory_is_no_fault_of_ours(words, mend, tmp_path, monkeypatch, capsys):
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee more")

@@ -105,17 +105,15 @@ def test_vector_files_and_sheets(photos, checkpoint):
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [
-        (["--class", "tabby catt"], "--class-name tabby catt: .*mean 'tabby cat'"),
-        (["--class", "3"], "--class-name 3: is not a class of this model"),
-        (["--option", "steps"], "--option steps: expected NAME=VALUE"),
-        (["--model", "--layer", "0"], "--layer has no effect with --model"),
-        (["--model", "--head", "0"], "--head has no effect with --model"),
-        (["--option", "colour=2"], "--option colour=2: [a-z]+ has no such option; its options: "),
-        (["--method", "all", "--option", "colour=2"], "--option colour=2: no method has this"),
-        (["--method", "atention"], "must be one of .*did you mean 'attention'"),
-    ],
-)
+    [(["--class", "tabby catt"], "--class-name tabby catt: .*mean 'tabby cat'"),
+     (["--class", "3"], "--class-name 3: is not a class of this model"),
+     (["--option", "steps"], "--option steps: expected NAME=VALUE"),
+     (["--model", "--layer", "0"], "--layer has no effect with --model"),
+     (["--model", "--head", "0"], "--head has no effect with --model"),
+     (["--option", "colour=2"], "--option colour=2: [a-z]+ has no such option; its options: "),
+     (["--method", "all", "--option", "colour=2"], "--option colour=2: no method has this"),
+     (["--method", "atention"], "must be one of .*did you mean 'attention'")],
+)  # fmt: skip
 def test_what_does_not_fit_is_named_with_what_does(photos, checkpoint, capsys, words, message):
     assert cli.run(["explain", checkpoint, "photos", *words]) == 2
     out, err = capsys.readouterr()

@@ -101,14 +101,12 @@ def test_what_cannot_be_measured_is_refused_before_the_first_image(photos, capsy
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        ({"method": "libragard"}, "did you mean 'libragrad'"),
-        ({"method": "pca"}, "of 'pca' are colours"),
-        ({"layer": 7}, "layer = 7: must be a whole number from -1 to 0"),
-        ({"parts": ["weights"]}, r"parts = .*sanity_checks_of_maps\.py"),
-        ({"truth": True}, "truth = True: is called faithfulness"),
-    ],
-)
+    [({"method": "libragard"}, "did you mean 'libragrad'"),
+     ({"method": "pca"}, "of 'pca' are colours"),
+     ({"layer": 7}, "layer = 7: must be a whole number from -1 to 0"),
+     ({"parts": ["weights"]}, r"parts = .*sanity_checks_of_maps\.py"),
+     ({"truth": True}, "truth = True: is called faithfulness")],
+)  # fmt: skip
 def test_python_names_what_does_not_fit(photos, options, message):
     with pytest.raises(vitkit.SettingError, match=message):
         vitkit.faithfulness_report("m.safetensors", "photos", **options)

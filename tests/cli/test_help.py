@@ -70,16 +70,13 @@ def test_every_verb_has_three_examples_that_can_be_parsed(verb):
 
 @pytest.mark.parametrize(
     ("verb", "usage"),
-    [
-        ("eval", "vitkit eval CHECKPOINT DATA [flags]"),
-        ("predict", "vitkit predict CHECKPOINT IMAGES ... [flags]"),
-        ("compare", "vitkit compare CHECKPOINT OTHER_CHECKPOINT ... [flags]"),
-        ("embed", "vitkit embed CHECKPOINT IMAGES ... --out FILE [flags]"),
-        ("convert", "vitkit convert FILE OUT --to FORMAT [flags]"),
-        ("models", "vitkit models [PATTERN] [flags]"),
-        ("train", "vitkit train DATA [flags]"),
-    ],
-)
+    [("eval", "vitkit eval CHECKPOINT DATA [flags]"),
+     ("predict", "vitkit predict CHECKPOINT IMAGES ... [flags]"),
+     ("compare", "vitkit compare CHECKPOINT OTHER_CHECKPOINT ... [flags]"),
+     ("embed", "vitkit embed CHECKPOINT IMAGES ... --out FILE [flags]"),
+     ("convert", "vitkit convert FILE OUT --to FORMAT [flags]"),
+     ("models", "vitkit models [PATTERN] [flags]"), ("train", "vitkit train DATA [flags]")],
+)  # fmt: skip
 def test_positional_arguments_have_names(verb, usage, capsys):
     assert printed_help(verb, capsys).startswith(f"usage: {usage}\n")
 
@@ -228,19 +225,13 @@ LONG_NAME = "a-model-with-a-long-name-of-its-own.safetensors"
 
 @pytest.mark.parametrize(
     ("command", "code"),
-    [
-        ("models vit_*", 0),
-        ("models vit_small* --pretrained", 0),
-        ("summary weights.safetensors", 0),
-        ("summary vit_base_r50_s16_384 --depth 2", 0),
-        ("inspect weights.safetensors", 0),
-        ("check photos", 2),
-        ("check digits", 0),
-        ("eval weights.safetensors digits --batch-size 512", 0),
-        (f"compare weights.safetensors {LONG_NAME} --data digits", 0),
-        ("convert weights.safetensors out --to timm", 0),
-    ],
-)
+    [("models vit_*", 0), ("models vit_small* --pretrained", 0), ("summary weights.safetensors", 0),
+     ("summary vit_base_r50_s16_384 --depth 2", 0), ("inspect weights.safetensors", 0),
+     ("check photos", 2), ("check digits", 0),
+     ("eval weights.safetensors digits --batch-size 512", 0),
+     (f"compare weights.safetensors {LONG_NAME} --data digits", 0),
+     ("convert weights.safetensors out --to timm", 0)],
+)  # fmt: skip
 def test_output_fits_80_columns(command, code, place, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TTY_COMPATIBLE", "1")  # counts as a terminal

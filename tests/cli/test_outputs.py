@@ -94,16 +94,10 @@ def test_explain_never_writes_over_its_images(root, refused):
 
 @pytest.mark.parametrize(
     ("command", "file"),
-    [
-        ("--csv", "notes.csv"),
-        ("--out", "mine.npz"),
-        ("--predictions", "notes.csv"),
-        ("--confusion", "mine.png"),
-        ("--confusion", "mine.svg"),
-        ("--output", "results/b.png"),
-        ("check", "notes.json"),
-    ],
-)
+    [("--csv", "notes.csv"), ("--out", "mine.npz"), ("--predictions", "notes.csv"),
+     ("--confusion", "mine.png"), ("--confusion", "mine.svg"), ("--output", "results/b.png"),
+     ("check", "notes.json")],
+)  # fmt: skip
 def test_an_existing_file_is_replaced_only_with_the_flag(root, refused, checkpoint, command, file):
     (root / "results").mkdir()
     shutil.copy("mine.png", "results/b.png")
@@ -125,18 +119,16 @@ def test_an_existing_file_is_replaced_only_with_the_flag(root, refused, checkpoi
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ["eval", "CKPT", "list.csv", "--predictions", "list.csv"],
-        ["eval", "CKPT", "list.csv", "--confusion", "pets/test/cat/a.png"],
-        ["eval", "CKPT", "list.csv", "--confusion", "pets/../photos/../pets/train/dog/a.png"],
-        ["eval", "CKPT", "pets", "--confusion", "pets/test/cat/a.png"],
-        ["eval", "CKPT", "links", "--confusion", "photos/a.png"],
-        ["eval", "CKPT", "pets", "--relabel", "notes.csv", "--predictions", "notes.csv"],
-        ["check", "pets", "--relabel", "notes.json", "--output", "notes.json"],
-        ["predict", "CKPT", "photos", "odd.csv", "--csv", "odd.csv"],
-        ["embed", "model.npz", "photos", "--out", "model.npz"],
-    ],
-)
+    [["eval", "CKPT", "list.csv", "--predictions", "list.csv"],
+     ["eval", "CKPT", "list.csv", "--confusion", "pets/test/cat/a.png"],
+     ["eval", "CKPT", "list.csv", "--confusion", "pets/../photos/../pets/train/dog/a.png"],
+     ["eval", "CKPT", "pets", "--confusion", "pets/test/cat/a.png"],
+     ["eval", "CKPT", "links", "--confusion", "photos/a.png"],
+     ["eval", "CKPT", "pets", "--relabel", "notes.csv", "--predictions", "notes.csv"],
+     ["check", "pets", "--relabel", "notes.json", "--output", "notes.json"],
+     ["predict", "CKPT", "photos", "odd.csv", "--csv", "odd.csv"],
+     ["embed", "model.npz", "photos", "--out", "model.npz"]],
+)  # fmt: skip
 def test_an_input_is_never_an_output(root, refused, words):
     shutil.copy("mine.png", "odd.csv")
     np.savez("model.npz", precious=np.zeros(3))

@@ -129,19 +129,16 @@ def test_erasing_puts_noise_into_one_box_of_some_images():
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [
-        ("rand-m9-mstd0.5-incl1", r"'incl1' is not part of a policy .did you mean 'inc'\?"),
-        ("rand-m11", "m11 is above the highest strength; add -mmax11"),
-        ("rand-m40", "m must be from 0 to 30, got 40"),
-        ("rand-n0", "n must be a whole number from 1 to 15, got 0"),
-        ("rand-p1.5", r"p must be from 0 to 1, got 1\.5"),
-        ("rand-m15-mmax15-inc1", "with inc1 the highest strength is 10"),
-        ("randaugment", r"is not a policy.*such as rand-m9-mstd0\.5-inc1"),
-        ("trivail", r"is not a policy .did you mean 'trivial'\?"),
-        ("3-augment", "is not a policy.*pass a policy such as"),
-        ("", "is not a policy"),
-    ],
-)
+    [("rand-m9-mstd0.5-incl1", r"'incl1' is not part of a policy .did you mean 'inc'\?"),
+     ("rand-m11", "m11 is above the highest strength; add -mmax11"),
+     ("rand-m40", "m must be from 0 to 30, got 40"),
+     ("rand-n0", "n must be a whole number from 1 to 15, got 0"),
+     ("rand-p1.5", r"p must be from 0 to 1, got 1\.5"),
+     ("rand-m15-mmax15-inc1", "with inc1 the highest strength is 10"),
+     ("randaugment", r"is not a policy.*such as rand-m9-mstd0\.5-inc1"),
+     ("trivail", r"is not a policy .did you mean 'trivial'\?"),
+     ("3-augment", "is not a policy.*pass a policy such as"), ("", "is not a policy")],
+)  # fmt: skip
 def test_a_policy_that_means_nothing_is_refused(text, message):
     with pytest.raises(SettingError, match=message):
         policy(text)
@@ -164,24 +161,22 @@ def done(pixels: np.ndarray, name: str, value: float) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("name", "value", "by_pillow", "tolerance"),
-    [
-        ("brightness", 1.7, lambda p: ImageEnhance.Brightness(p).enhance(1.7), 1.01),
-        ("contrast", 0.4, lambda p: ImageEnhance.Contrast(p).enhance(0.4), 1.5),
-        ("contrast", 1.8, lambda p: ImageEnhance.Contrast(p).enhance(1.8), 1.5),
-        ("saturation", 0.2, lambda p: ImageEnhance.Color(p).enhance(0.2), 1.5),
-        ("saturation", 1.9, lambda p: ImageEnhance.Color(p).enhance(1.9), 2.5),
-        ("grey", 0.0, lambda p: ImageOps.grayscale(p).convert("RGB"), 1.0),
-        ("sharpness", 0.1, lambda p: ImageEnhance.Sharpness(p).enhance(0.1), 1.5),
-        ("sharpness", 1.9, lambda p: ImageEnhance.Sharpness(p).enhance(1.9), 1.5),
-        ("invert", 0.0, ImageOps.invert, 0.01),
-        ("solarize", 100 / 255, lambda p: ImageOps.solarize(p, 100), 0.01),
-        ("solarize", 256 / 255, lambda p: p, 0.01),
-        ("solarize_add", 90 / 255, lambda p: p.point(lambda v: v + 90 * (v < 128)), 0.01),
-        ("posterize", 3.0, lambda p: ImageOps.posterize(p, 3), 0.01),
-        ("equalize", 0.0, ImageOps.equalize, 0.01),
-        ("auto_contrast", 0.0, ImageOps.autocontrast, 1.01),
-    ],
-)
+    [("brightness", 1.7, lambda p: ImageEnhance.Brightness(p).enhance(1.7), 1.01),
+     ("contrast", 0.4, lambda p: ImageEnhance.Contrast(p).enhance(0.4), 1.5),
+     ("contrast", 1.8, lambda p: ImageEnhance.Contrast(p).enhance(1.8), 1.5),
+     ("saturation", 0.2, lambda p: ImageEnhance.Color(p).enhance(0.2), 1.5),
+     ("saturation", 1.9, lambda p: ImageEnhance.Color(p).enhance(1.9), 2.5),
+     ("grey", 0.0, lambda p: ImageOps.grayscale(p).convert("RGB"), 1.0),
+     ("sharpness", 0.1, lambda p: ImageEnhance.Sharpness(p).enhance(0.1), 1.5),
+     ("sharpness", 1.9, lambda p: ImageEnhance.Sharpness(p).enhance(1.9), 1.5),
+     ("invert", 0.0, ImageOps.invert, 0.01),
+     ("solarize", 100 / 255, lambda p: ImageOps.solarize(p, 100), 0.01),
+     ("solarize", 256 / 255, lambda p: p, 0.01),
+     ("solarize_add", 90 / 255, lambda p: p.point(lambda v: v + 90 * (v < 128)), 0.01),
+     ("posterize", 3.0, lambda p: ImageOps.posterize(p, 3), 0.01),
+     ("equalize", 0.0, ImageOps.equalize, 0.01),
+     ("auto_contrast", 0.0, ImageOps.autocontrast, 1.01)],
+)  # fmt: skip
 def test_an_operation_is_pillows(name, value, by_pillow, tolerance):
     pixels = images(1, size=(40, 56))[0].numpy()
     theirs = np.asarray(by_pillow(Image.fromarray(pixels)), np.float64)
@@ -198,15 +193,11 @@ def test_blur_is_nearly_pillows():
 
 @pytest.mark.parametrize(
     ("name", "value", "matrix"),
-    [
-        ("shear_x", 0.3, (1, -0.3, 0, 0, 1, 0)),
-        ("shear_y", -0.2, (1, 0, 0, 0.2, 1, 0)),
-        ("translate_x", 0.25, (1, 0, -14, 0, 1, 0)),
-        ("translate_y", -0.25, (1, 0, 0, 0, 1, 10)),
-        ("translate_x_pixels", 0.5, (1, 0, -16, 0, 1, 0)),
-        ("translate_y_pixels", -0.5, (1, 0, 0, 0, 1, 16)),
-    ],
-)
+    [("shear_x", 0.3, (1, -0.3, 0, 0, 1, 0)), ("shear_y", -0.2, (1, 0, 0, 0.2, 1, 0)),
+     ("translate_x", 0.25, (1, 0, -14, 0, 1, 0)), ("translate_y", -0.25, (1, 0, 0, 0, 1, 10)),
+     ("translate_x_pixels", 0.5, (1, 0, -16, 0, 1, 0)),
+     ("translate_y_pixels", -0.5, (1, 0, 0, 0, 1, 16))],
+)  # fmt: skip
 def test_a_move_is_pillows(name, value, matrix):
     """Pillow's matrices lead from the new place to the old one."""
     pixels = images(1, size=(40, 56))[0].numpy()

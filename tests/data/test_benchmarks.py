@@ -278,18 +278,15 @@ def test_idx_files_are_the_very_bytes_of_the_format(tmp_path: Path) -> None:
 @pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        (b"", "index out of range"),
-        (b"<html>no</html>", "requires a buffer of"),
-        (bytes([0, 0, 8, 0]), "expected 00 00 08 <dimensions>, the sizes, and as many values"),
-        (bytes([0, 0, 13, 1, 0, 0, 0, 1, 0, 0, 0, 0]), "after 00 00 0d 01; expected 00 00 08"),
-        (bytes([0, 0, 8, 3, 0, 0]), "requires a buffer of"),
-        (CONTENT[:-4], "the sizes (2, 3, 5) and 26 bytes"),
-        (CONTENT + b"\0", "the sizes (2, 3, 5) and 31 bytes"),
-        (bytes([0, 0, 8, 3]) + struct.pack(">3I", 2**31, 2**31, 2**31), "and 0 bytes after"),
-        (bytes([0, 0, 8, 90]) + bytes(4 * 90), "dimension"),
-    ],
-)
+    [(b"", "index out of range"), (b"<html>no</html>", "requires a buffer of"),
+     (bytes([0, 0, 8, 0]), "expected 00 00 08 <dimensions>, the sizes, and as many values"),
+     (bytes([0, 0, 13, 1, 0, 0, 0, 1, 0, 0, 0, 0]), "after 00 00 0d 01; expected 00 00 08"),
+     (bytes([0, 0, 8, 3, 0, 0]), "requires a buffer of"),
+     (CONTENT[:-4], "the sizes (2, 3, 5) and 26 bytes"),
+     (CONTENT + b"\0", "the sizes (2, 3, 5) and 31 bytes"),
+     (bytes([0, 0, 8, 3]) + struct.pack(">3I", 2**31, 2**31, 2**31), "and 0 bytes after"),
+     (bytes([0, 0, 8, 90]) + bytes(4 * 90), "dimension")],
+)  # fmt: skip
 def test_idx_files_that_are_not_what_they_declare(
     tmp_path: Path, content: bytes, message: str, zipped: bool
 ) -> None:

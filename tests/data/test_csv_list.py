@@ -66,11 +66,9 @@ def test_without_splits_it_is_cut_as_a_flat_folder_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "filename,label\n{}", "file_name,class\n{}", "filepath,Target\n{}", "image,label\n{}",
-        "id,class_name\n{}", "\ufeffimage_path,label\n{}", "Label,PATH\n{swapped}",
-        "id;path;label\n{semicolons}", "path\tlabel\n{tabs}", 'path,label\r\n"{quoted}"\r\n\r\n',
-    ],
+    ["filename,label\n{}", "file_name,class\n{}", "filepath,Target\n{}", "image,label\n{}",
+     "id,class_name\n{}", "\ufeffimage_path,label\n{}", "Label,PATH\n{swapped}",
+     "id;path;label\n{semicolons}", "path\tlabel\n{tabs}", 'path,label\r\n"{quoted}"\r\n\r\n'],
 )  # fmt: skip
 def test_columns_by_their_names(images: Path, text: str) -> None:
     rows = [("x/0.png", "a b"), ("x/1.png", "a b"), ("x/2.png", "c"), ("x/3.png", "c")]
@@ -144,12 +142,10 @@ def test_a_list_whose_files_are_all_elsewhere_asks_for_their_folder(images: Path
         ("path,name\nx/0.png,a\n", "expected one column 'label', found 0"),
         ("path,filename,label\n", "expected one column 'path', found 2"),
         ("path,label,split\nx/0.png,a,\n", "line 2: split ''; expected"),
-        (
-            "path,label,split\nx/0.png,a,train\nx/0.png,a,val\n",
-            "has another class or split in line 2",
-        ),
+        ("path,label,split\nx/0.png,a,train\nx/0.png,a,val\n",
+         "has another class or split in line 2"),
     ],
-)
+)  # fmt: skip
 def test_lists_that_cannot_be_used(images: Path, text: str, expected: str) -> None:
     assert expected in refusal(listing(images, text))
 

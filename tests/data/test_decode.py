@@ -60,14 +60,11 @@ def test_corrupt_exif_is_ignored(exif: bytes) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [
-        png(256, 256, 16, 0, [row.astype(">u2").tobytes() for row in RAMP]),
-        grey_tiff(RAMP, 16),
-        grey_tiff(RAMP, 16, order=">"),
-        encode(Image.fromarray(RAMP.astype(np.uint16)), "TIFF", compression="tiff_lzw"),
-    ],
+    [png(256, 256, 16, 0, [row.astype(">u2").tobytes() for row in RAMP]), grey_tiff(RAMP, 16),
+     grey_tiff(RAMP, 16, order=">"),
+     encode(Image.fromarray(RAMP.astype(np.uint16)), "TIFF", compression="tiff_lzw")],
     ids=["png", "tiff-little", "tiff-big", "tiff-lzw"],
-)
+)  # fmt: skip
 def test_16_bit_grey_is_scaled_and_not_clipped(content: bytes) -> None:
     pixels = decode(content)
     assert len(np.unique(pixels)) == 256
@@ -99,13 +96,11 @@ PALETTE = bytes([10, 20, 30, 200, 100, 50, 0, 0, 0])
 
 @pytest.mark.parametrize(
     ("transparency", "expected"),
-    [
-        (b"", [[10, 20, 30], [200, 100, 50], [0, 0, 0]]),
-        (b"\xff\x00", [[10, 20, 30], [255, 255, 255], [0, 0, 0]]),
-        (b"\x80\xff\x00", [[132, 137, 142], [200, 100, 50], [255, 255, 255]]),
-    ],
+    [(b"", [[10, 20, 30], [200, 100, 50], [0, 0, 0]]),
+     (b"\xff\x00", [[10, 20, 30], [255, 255, 255], [0, 0, 0]]),
+     (b"\x80\xff\x00", [[132, 137, 142], [200, 100, 50], [255, 255, 255]])],
     ids=["opaque", "one-transparent", "alphas"],
-)
+)  # fmt: skip
 def test_palettes_and_their_transparency(transparency: bytes, expected: list[list[int]]) -> None:
     before = chunk(b"PLTE", PALETTE) + (chunk(b"tRNS", transparency) if transparency else b"")
     pixels = decode(png(3, 1, 8, 3, [bytes([0, 1, 2])], before))
@@ -123,10 +118,8 @@ def test_palettes_and_their_transparency(transparency: bytes, expected: list[lis
         (8, 0, bytes([9, 7, 5]), struct.pack(">H", 7), [9, 255, 5]),
         (16, 0, struct.pack(">3H", 1000, 1001, 0), struct.pack(">H", 1000), [255, 3, 0]),
         (8, 2, bytes([9, 9, 9, 7, 7, 7, 9, 9, 8]), struct.pack(">3H", 9, 9, 9), [255, 7, 9]),
-        (
-            16, 2, struct.pack(">9H", *[2560] * 3, *[512] * 3, *[40000] * 3),
-            struct.pack(">3H", 40000, 40000, 40000), [10, 2, 255],
-        ),
+        (16, 2, struct.pack(">9H", *[2560] * 3, *[512] * 3, *[40000] * 3),
+         struct.pack(">3H", 40000, 40000, 40000), [10, 2, 255]),
     ],
 )  # fmt: skip
 def test_transparent_colours_of_every_depth(
@@ -197,11 +190,9 @@ def test_grey_arrays_are_repeated(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(
     "array",
-    [
-        np.zeros((4, 4, 3), np.float32), np.zeros((4, 4, 3), np.int64),
-        np.zeros((3, 4, 4), np.uint8), np.zeros((4, 4, 4), np.uint8),
-        np.zeros((2, 4, 4, 3), np.uint8), np.zeros((0, 4, 3), np.uint8), np.zeros(4, np.uint8),
-    ],
+    [np.zeros((4, 4, 3), np.float32), np.zeros((4, 4, 3), np.int64),
+     np.zeros((3, 4, 4), np.uint8), np.zeros((4, 4, 4), np.uint8),
+     np.zeros((2, 4, 4, 3), np.uint8), np.zeros((0, 4, 3), np.uint8), np.zeros(4, np.uint8)],
 )  # fmt: skip
 def test_other_arrays_are_refused_with_what_was_expected_and_found(array: np.ndarray) -> None:
     with pytest.raises(ImageError, match=r"expected an array \(H, W\)") as caught:

@@ -36,29 +36,21 @@ from vitkit.data.images.decode import as_rgb, decode
 
 @pytest.mark.parametrize(
     ("content", "reason", "detail"),
-    [
-        (b"", "empty", "0 bytes"),
-        (b"just some words\n", "not an image", "text"),
-        (b"<!DOCTYPE html><html><body>404", "not an image", "an HTML page"),
-        (b"\n <HTML>\xe9", "not an image", "an HTML page"),
-        (b"version https://git-lfs.github.com/spec/v1\noid", "not an image", "git lfs pull"),
-        (bytes(64), "not an image", "zeros"),
-        (b"PK\x03\x04zip", "not an image", "ZIP"),
-        (b"\x93NUMPY\x01\x00", "not an image", "starts with"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "format", "SVG"),
-        (b"<?xml version='1.0'?>\n<svg/>", "format", "SVG"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n", "format", "EPS"),
-        (b"8BPS\0\1", "format", "PSD"),
-        (b"%PDF-1.7\n", "format", "PDF"),
-        (b"SIMPLE  =                    T", "format", "FITS"),
-        (b"DDS |\0\0\0", "format", "DDS"),
-        (b"icns\0\0\1\0", "format", "ICNS"),
-        (b"\0\0\1\0\1\0", "format", "ICO"),
-        (b"\0\0\0\x18ftypheic\0\0\0\0", "format", "HEIC"),
-        (b"\0\0\0\x18ftypavif\0\0\0\0", "format", "AVIF"),
-        (b"P6\n1 1\n255\n\0\0\0", "format", "Netpbm"),
-    ],
-)
+    [(b"", "empty", "0 bytes"), (b"just some words\n", "not an image", "text"),
+     (b"<!DOCTYPE html><html><body>404", "not an image", "an HTML page"),
+     (b"\n <HTML>\xe9", "not an image", "an HTML page"),
+     (b"version https://git-lfs.github.com/spec/v1\noid", "not an image", "git lfs pull"),
+     (bytes(64), "not an image", "zeros"), (b"PK\x03\x04zip", "not an image", "ZIP"),
+     (b"\x93NUMPY\x01\x00", "not an image", "starts with"),
+     (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "format", "SVG"),
+     (b"<?xml version='1.0'?>\n<svg/>", "format", "SVG"),
+     (b"%!PS-Adobe-3.0 EPSF-3.0\n", "format", "EPS"), (b"8BPS\0\1", "format", "PSD"),
+     (b"%PDF-1.7\n", "format", "PDF"), (b"SIMPLE  =                    T", "format", "FITS"),
+     (b"DDS |\0\0\0", "format", "DDS"), (b"icns\0\0\1\0", "format", "ICNS"),
+     (b"\0\0\1\0\1\0", "format", "ICO"), (b"\0\0\0\x18ftypheic\0\0\0\0", "format", "HEIC"),
+     (b"\0\0\0\x18ftypavif\0\0\0\0", "format", "AVIF"),
+     (b"P6\n1 1\n255\n\0\0\0", "format", "Netpbm")],
+)  # fmt: skip
 def test_what_is_not_one_of_the_six_formats(
     tmp_path: Path, content: bytes, reason: str, detail: str
 ) -> None:
@@ -74,12 +66,10 @@ def test_what_is_not_one_of_the_six_formats(
 
 @pytest.mark.parametrize(
     "content",
-    [
-        encode(Image.fromarray(NOISE[:, :, 0].astype(np.float32)), "TIFF"),
-        encode(Image.fromarray(NOISE[:, :, 0].astype(np.int32)), "TIFF"),
-    ],
+    [encode(Image.fromarray(NOISE[:, :, 0].astype(np.float32)), "TIFF"),
+     encode(Image.fromarray(NOISE[:, :, 0].astype(np.int32)), "TIFF")],
     ids=["float", "int32"],
-)
+)  # fmt: skip
 def test_float_and_32_bit_pixels_are_refused(content: bytes) -> None:
     assert reason_of(content) == "mode"
     with pytest.raises(ImageError) as caught:

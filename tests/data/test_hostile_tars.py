@@ -85,28 +85,16 @@ SPARSE = b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n"
 
 @pytest.mark.parametrize(
     "entry",
-    [
-        changed(HEADER, binary(2**80)),
-        changed(HEADER, binary(2**63 - 1)),
-        changed(HEADER, b"77777777777\0"),
-        changed(HEADER, b"\xff" * 12),
-        changed(HEADER, b"-0000001000\0"),
-        changed(HEADER, b"garbage!!!!\0"),
-        changed(HEADER, binary(2**80), b"S"),
-        changed(HEADER, binary(2**80), b"x"),
-        changed(HEADER, b"\xff" * 12, b"x"),
-        changed(HEADER, kind=b"x"),
-        HEADER.replace(b"x.bin", b"y.bin"),
-        pax(b"14 size=-1536\n") + HEADER,
-        pax(b"5011 size=%s\n" % (b"9" * 5000)) + changed(HEADER, b"00000001000\0") + b"c" * 512,
-        pax(SPARSE) + HEADER,
-        pax(b"12 path=a.b\n"),
-        pax(b"12 path=a.b\n") * 2000,
-        HEADER[:300],
-        bytes(512) + HEADER,
-        b"\x1f\x8b" + HEADER[2:],
-    ],
-)
+    [changed(HEADER, binary(2**80)), changed(HEADER, binary(2**63 - 1)),
+     changed(HEADER, b"77777777777\0"), changed(HEADER, b"\xff" * 12),
+     changed(HEADER, b"-0000001000\0"), changed(HEADER, b"garbage!!!!\0"),
+     changed(HEADER, binary(2**80), b"S"), changed(HEADER, binary(2**80), b"x"),
+     changed(HEADER, b"\xff" * 12, b"x"), changed(HEADER, kind=b"x"),
+     HEADER.replace(b"x.bin", b"y.bin"), pax(b"14 size=-1536\n") + HEADER,
+     pax(b"5011 size=%s\n" % (b"9" * 5000)) + changed(HEADER, b"00000001000\0") + b"c" * 512,
+     pax(SPARSE) + HEADER, pax(b"12 path=a.b\n"), pax(b"12 path=a.b\n") * 2000, HEADER[:300],
+     bytes(512) + HEADER, b"\x1f\x8b" + HEADER[2:]],
+)  # fmt: skip
 def test_what_could_lose_a_sample_is_refused(tmp_path: Path, entry: bytes) -> None:
     good = tar_of(tmp_path, tarfile.USTAR_FORMAT)
     (tmp_path / "train.tar").write_bytes(good + entry + (b"" if len(entry) % 512 else END))

@@ -116,18 +116,16 @@ def test_tables_beside_folders_of_images_are_not_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("labels", "names", "expected"),
-    [
-        ([0, 1, 2], ["a", "b"], "train[2] has the label 2; expected 0 to 1"),
-        ([0, -7, 1], ["a", "b"], "train[1] has the label -7; expected a class number from 0"),
-        ([0, 1, -2], None, "train[2] has the label -2; expected a class number from 0"),
-        ([0, None, 1], ["a", "b"], "train[1] has no label"),
-        ([-1, 0, -1], ["a", "b"], "train[0] has no label"),
-        (["a", "", "b"], None, "train[1] has no label"),
-        ([0, 0, 0], ["a", "b"], "only one class has images, 'a'"),
-        ([0, 1, 0], ["a", "a"], "cannot be read by `datasets`: "),
-        ([0.5, 1.0, 0.0], None, "one column of labels, found none; the columns are image: binary"),
-    ],
-)
+    [([0, 1, 2], ["a", "b"], "train[2] has the label 2; expected 0 to 1"),
+     ([0, -7, 1], ["a", "b"], "train[1] has the label -7; expected a class number from 0"),
+     ([0, 1, -2], None, "train[2] has the label -2; expected a class number from 0"),
+     ([0, None, 1], ["a", "b"], "train[1] has no label"),
+     ([-1, 0, -1], ["a", "b"], "train[0] has no label"),
+     (["a", "", "b"], None, "train[1] has no label"),
+     ([0, 0, 0], ["a", "b"], "only one class has images, 'a'"),
+     ([0, 1, 0], ["a", "a"], "cannot be read by `datasets`: "),
+     ([0.5, 1.0, 0.0], None, "one column of labels, found none; the columns are image: binary")],
+)  # fmt: skip
 def test_labels_are_refused_by_their_row(
     tmp_path: Path, labels: list[Any], names: list[Any] | None, expected: str
 ) -> None:

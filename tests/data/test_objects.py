@@ -207,25 +207,19 @@ BAD = {
         Items(lambda i: (IMAGES[i], 3 if i == 7 else 1), classes=["a", "b", "c"]),
         r"Items\[7\] has the label 3; expected 0 to 2, or one of the 3",
     ),
-    "an unknown class name": (
-        Items(lambda i: (IMAGES[i], "bew"), classes=["ant", "bee"]),
-        r"Items\[0\] has the label 'bew'; expected .* .did you mean 'bee'",
-    ),
+    "an unknown class name": (Items(lambda i: (IMAGES[i], "bew"), classes=["ant", "bee"]),
+                              r"Items\[0\] has the label 'bew'; expected .* .did you mean 'bee'"),
     "a negative label": (replaced(5, (IMAGES[5], -1)), r"Items\[5\] has the label -1; expected"),
     "a float label": (replaced(5, (IMAGES[5], 1.0)), r"Items\[5\] has the label 1\.0; expected"),
     "no label": (replaced(5, (IMAGES[5], None)), r"Items\[5\] has no label"),
-    "a one-hot label": (
-        replaced(4, (IMAGES[4], torch.eye(3)[0])),
-        r"Items\[4\] has a label of the shape \(3,\).*argmax",
-    ),
+    "a one-hot label": (replaced(4, (IMAGES[4], torch.eye(3)[0])),
+                        r"Items\[4\] has a label of the shape \(3,\).*argmax"),
     "a shape that is no image": (
         Items(lambda i: (IMAGES[i].transpose(2, 0, 1), 0)),
         r"Items\[0\]: the array has the shape \(3, 6, 7\); expected \(H, W\), \(H, W, 1\)",
     ),
-    "an item that raises": (
-        Items(lambda i: 1 // (i - 9) and (IMAGES[i], 0)),
-        r"Items\[9\] raised ZeroDivisionError",
-    ),
+    "an item that raises": (Items(lambda i: 1 // (i - 9) and (IMAGES[i], 0)),
+                            r"Items\[9\] raised ZeroDivisionError"),
     "an item of three": (replaced(2, (IMAGES[2], 0, 2)), r"Items\[2\] is a tuple; expected"),
     "an item without an image": (
         Items(lambda i: {"pixels": IMAGES[i], "label": 0}),
@@ -235,36 +229,24 @@ BAD = {
         Items(lambda i: (as_tensor(i) / 255 * 4 - 2, 0)),
         r"Items\[0\]: float values from -.* expected 0 to 1; leave out a Normalize",
     ),
-    "NaN": (
-        Items(lambda i: (as_tensor(i) * float("nan"), 0)),
-        r"Items\[0\]: float values from nan to nan",
-    ),
-    "an int64 image": (
-        Items(lambda i: (IMAGES[i].astype(np.int64), 0)),
-        r"Items\[0\]: values of type int64; expected uint8",
-    ),
-    "an object that is no image": (
-        Items(lambda i: ({}, 0)),
-        r"Items\[0\]: the image is a dict; expected a PIL image",
-    ),
-    "a missing file": (
-        Items(lambda i: ("nowhere.png", 0)),
-        r"Items\[0\]: missing: nowhere.png: no such file",
-    ),
+    "NaN": (Items(lambda i: (as_tensor(i) * float("nan"), 0)),
+            r"Items\[0\]: float values from nan to nan"),
+    "an int64 image": (Items(lambda i: (IMAGES[i].astype(np.int64), 0)),
+                       r"Items\[0\]: values of type int64; expected uint8"),
+    "an object that is no image": (Items(lambda i: ({}, 0)),
+                                   r"Items\[0\]: the image is a dict; expected a PIL image"),
+    "a missing file": (Items(lambda i: ("nowhere.png", 0)),
+                       r"Items\[0\]: missing: nowhere.png: no such file"),
     "no items": (Items(None, length=0), "Items: no images"),
     "one class": ((IMAGES, LABELS * 0), "only one class has images"),
-    "other lengths": (
-        (IMAGES, LABELS[:-1]),
-        r"arrays: images of the shape .40, .* and 39 labels; expected",
-    ),
+    "other lengths": ((IMAGES, LABELS[:-1]),
+                      r"arrays: images of the shape .40, .* and 39 labels; expected"),
     "an array of objects": (
         (OBJECTS, LABELS),
         r"arrays: images of the shape \(40,\) .*of several sizes pass a list of \(image",
     ),
-    "channels first": (
-        (IMAGES.transpose(0, 3, 1, 2), LABELS),
-        r"arrays: images of the shape \(40, 3, 6, 7\) .* expected \(N, H, W\)",
-    ),
+    "channels first": ((IMAGES.transpose(0, 3, 1, 2), LABELS),
+                       r"arrays: images of the shape \(40, 3, 6, 7\) .* expected \(N, H, W\)"),
     "a tensor that numpy cannot hold": (
         (as_tensor(0)[None].bfloat16().expand(40, -1, -1, -1), LABELS),
         "arrays: a Tensor that cannot be read as an array: ",
@@ -274,7 +256,7 @@ BAD = {
     "no pair": ([("a.png", 0), ("b.png",)], r"pairs\[1\] is \('b.png',\); expected \(path, label"),
     "a stream": (Stream(), "data is a Stream; it can only be read in one order"),
     "a loader": (DataLoader(Items(None)), "data is a DataLoader; pass its dataset"),
-    "a bare array": (IMAGES, r"data is a ndarray; one of the shape \(40, 6, 7, 3\); pass \(images"),
+    "a bare array": (IMAGES, r"a ndarray; it has the shape \(40, 6, 7, 3\); pass \(images"),
     "a generator": ((x for x in ()), "data is a generator; it can only be read in one order"),
     "a table": (pandas.DataFrame({"path": ["a"], "label": [0]}), r"a DataFrame; pass pairs: list"),
     "bytes": (b"photos", "data is a bytes; expected a path"),
@@ -282,13 +264,11 @@ BAD = {
     "no splits": ({}, "expected train, val and test, each at most once"),
     "a dict in a dict": ({"train": {"a": 1}}, "data is a dict; expected a path"),
     "other classes": (
-        {
-            "train": Items(lambda i: (IMAGES[i], 0), classes=["a", "b"]),
-            "test": Items(lambda i: (IMAGES[i], 0), classes=["a", "c"]),
-        },
+        {"train": Items(lambda i: (IMAGES[i], 0), classes=["a", "b"]),
+         "test": Items(lambda i: (IMAGES[i], 0), classes=["a", "c"])},
         "expected different names, .* the same in all splits",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.usefixtures("wrong_types_come_in")

@@ -189,14 +189,12 @@ def test_preprocess_gives_what_a_predictor_gives_its_model(files, mean, fit):
 
 @pytest.mark.parametrize(
     ("image", "error", "words"),
-    [
-        ([], SettingError, "empty list"),
-        (np.zeros((4, 4, 3), np.float32), ImageError, "uint8, got \\(4, 4, 3\\) float32"),
-        (["a.png", COLOUR], ImageError, "a.png: missing"),
-        (Image.new("RGB", (5, 0)), ImageError, "image: damaged: 0 x 5 pixels; expected"),
-        ([COLOUR, Image.new("L", (0, 5))], ImageError, "image 1: damaged: 5 x 0 pixels"),
-    ],
-)
+    [([], SettingError, "empty list"),
+     (np.zeros((4, 4, 3), np.float32), ImageError, "uint8, got \\(4, 4, 3\\) float32"),
+     (["a.png", COLOUR], ImageError, "a.png: missing"),
+     (Image.new("RGB", (5, 0)), ImageError, "image: damaged: 0 x 5 pixels; expected"),
+     ([COLOUR, Image.new("L", (0, 5))], ImageError, "image 1: damaged: 5 x 0 pixels")],
+)  # fmt: skip
 def test_what_is_no_image_is_refused_by_its_number(image, error, words):
     with pytest.raises(error, match=words):
         vitkit.Preprocess(image_size=32)(image)

@@ -101,12 +101,10 @@ def test_names_without_a_split_are_cut(tmp_path: Path) -> None:
         ([("0.png", b"p"), ("0.json", b'{"label": null}')], "or number, got None"),
         ([("0.png", b"p"), ("0.json", b'{"label": [1]}')], "or number, got [1]"),
         ([("0.png", b"p"), ("0.json", b"[" * 99_999)], "0.json: cannot be read"),
-        (
-            [("0.png", b"p"), ("0.txt", b"x" * 2_000_000)],
-            "sample '0': a member of 2,000,000 bytes; at most 1,048,576",
-        ),
+        ([("0.png", b"p"), ("0.txt", b"x" * 2_000_000)],
+         "sample '0': a member of 2,000,000 bytes; at most 1,048,576"),
     ],
-)
+)  # fmt: skip
 def test_samples_that_are_not_whole(
     tmp_path: Path, entries: list[tuple[str, bytes]], expected: str
 ) -> None:

@@ -186,14 +186,11 @@ def test_a_map_that_is_as_good_as_the_best_random_order_is_not_no_better_than_ch
 
 @pytest.mark.parametrize(
     ("gains", "p", "verdict"),
-    [
-        ([0.5] * 4, 1 / 16, "too few images to tell"),
-        ([0.5] * 5, 1 / 32, "better than chance"),
-        ([-0.5] * 5, 1.0, "no better than chance"),
-        ([0.5] * 4 + [0.0] * 3, 1 / 16, "too few images to tell"),
-        ([0.0] * 9, 1.0, "no better than chance"),
-    ],
-)
+    [([0.5] * 4, 1 / 16, "too few images to tell"), ([0.5] * 5, 1 / 32, "better than chance"),
+     ([-0.5] * 5, 1.0, "no better than chance"),
+     ([0.5] * 4 + [0.0] * 3, 1 / 16, "too few images to tell"),
+     ([0.0] * 9, 1.0, "no better than chance")],
+)  # fmt: skip
 def test_the_verdict_of_a_method_needs_images_enough(gains, p, verdict):
     scores = [vitkit.Faithfulness(1.0, 1.0, 0.5, 0.2, 0.2 + gain, 0.3, verdict) for gain in gains]
     report = vitkit.FaithfulnessReport("rollout", {}, tuple(scores))

@@ -157,11 +157,9 @@ def test_what_cannot_be_drawn_is_named(tmp_path):
 
 @pytest.mark.parametrize(
     ("part", "message"),
-    [
-        ("patch_embed.proj", "weights of the patch embedding are not finite"),
-        ("blocks.1.mlp.fc2", "the model's tokens are not finite"),
-    ],
-)
+    [("patch_embed.proj", "weights of the patch embedding are not finite"),
+     ("blocks.1.mlp.fc2", "the model's tokens are not finite")],
+)  # fmt: skip
 def test_numbers_that_are_not_finite_are_refused(tmp_path, part, message):
     broken = vitkit.load(checkpoint(tmp_path))
     broken.model.get_submodule(part).weight.data.fill_(float("nan"))

@@ -33,14 +33,12 @@ def test_a_stopped_run_ends_with_the_same_bits_and_nothing_touches_evaluation(tm
     [
         ({"aa": "trivail"}, r"did you mean 'trivial'\?"),
         ({"aa": "rand-m99"}, "m must be from 0 to 30, got 99"),
-        (
-            {"mixup": 0.8, "batch_size": 4, "grad_accum_steps": 4},
-            "micro-batch, and there is 1; raise",
-        ),
+        ({"mixup": 0.8, "batch_size": 4, "grad_accum_steps": 4},
+         "micro-batch, and there is 1; raise"),
         ({"cutmix": 1.0, "batch_size": 1}, "micro-batch, and there is 1; raise --batch-size"),
         ({"repeated_aug": 8, "batch_size": 8}, "--repeated-aug 8 fills a whole batch of 8"),
     ],
-)
+)  # fmt: skip
 def test_nonsense_is_refused_before_the_start(settings, message):
     with pytest.raises(SettingError, match=message):
         make_plan(TrainConfig(data="digits", device="cpu", **settings))

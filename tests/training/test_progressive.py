@@ -47,13 +47,11 @@ def test_a_run_that_grows_goes_on_with_the_same_bits_with_any_number_of_workers(
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (
-            {"progressive": (6, 8)},
-            "--progressive 6: image_size 6 .* nearest sizes that are: 4 or 8",
-        ),
+        ({"progressive": (6, 8)},
+         "--progressive 6: image_size 6 .* nearest sizes that are: 4 or 8"),
         ({"progressive": (4, 8), "img_size": 12}, "--progressive has 8, but --img-size is 12"),
     ],
-)
+)  # fmt: skip
 def test_sizes_that_cannot_be_are_refused(tmp_path, asked, words):
     a_checkpoint(tmp_path / "a.safetensors", classes=DIGITS)
     with pytest.raises(vitkit.SettingError, match=words):

@@ -37,14 +37,12 @@ def planned(recipe: str | None = None, **settings: object) -> Plan:
         ({"sched": "constant", "min_lr": 5e-4}, "--min-lr 0.0005 has no effect with --sched"),
         ({"fit": "squash", "crop_ratio": 0.5}, "--crop-ratio 0.5 has no effect with --fit squash"),
         ({"teacher": "T", "distill_alpha": 0.0}, "--distill-alpha 0 removes the teacher"),
-        (
-            {"teacher": "T", "distill_alpha": 1.0, "label_smoothing": 0.2},
-            "--label-smoothing 0.2 has no effect with --distill-alpha 1",
-        ),
+        ({"teacher": "T", "distill_alpha": 1.0, "label_smoothing": 0.2},
+         "--label-smoothing 0.2 has no effect with --distill-alpha 1"),
         ({"repeated_aug": 3, "flip": 0.0, "crop_scale": 1.0}, "no augmentation is on"),
         ({"freeze": ("backbone",)}, "train a head on features of random weights; .*--pretrained"),
     ],
-)
+)  # fmt: skip
 def test_a_setting_without_effect_is_refused(settings, message):
     with pytest.raises(SettingError, match=message):
         planned(**settings)
@@ -54,12 +52,10 @@ def test_a_setting_without_effect_is_refused(settings, message):
     ("settings", "mend"),
     [
         ({"batch_size": 1}, "raise --batch-size"),
-        (
-            {"batch_size": 4, "grad_accum_steps": 4},
-            "raise --batch-size, or lower --grad-accum-steps 4",
-        ),
+        ({"batch_size": 4, "grad_accum_steps": 4},
+         "raise --batch-size, or lower --grad-accum-steps 4"),
     ],
-)
+)  # fmt: skip
 def test_an_image_is_mixed_with_another_one(settings, mend):
     with pytest.raises(SettingError, match=f"at least 2 images .* there is 1; {mend}$"):
         planned(mixup=0.8, **settings)
@@ -80,13 +76,11 @@ def test_settings_beyond_the_end_or_for_other_data_are_noted():
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"sched": "constant", "lr": 1e-6},
-        {"repeated_aug": 3, "flip": 0.0, "crop_scale": 1.0, "mixup": 0.8},
-        {"repeated_aug": 3, "flip": 0.0, "crop_scale": 1.0, "cutmix": 1.0},
-        {"repeated_aug": 3, "flip": 0.0, "crop_scale": 1.0, "transform": "PIL.ImageOps:mirror"},
-    ],
-)
+    [{"sched": "constant", "lr": 1e-6},
+     {"repeated_aug": 3, "flip": 0.0, "crop_scale": 1.0, "mixup": 0.8},
+     {"repeated_aug": 3, "flip": 0.0, "crop_scale": 1.0, "cutmix": 1.0},
+     {"repeated_aug": 3, "flip": 0.0, "crop_scale": 1.0, "transform": "PIL.ImageOps:mirror"}],
+)  # fmt: skip
 def test_a_setting_that_has_an_effect_or_is_as_usual_is_not_refused(settings):
     plan = planned(epochs=2, **settings)
     assert plan.config.min_lr == TrainConfig.min_lr
@@ -149,14 +143,11 @@ def test_a_width_that_leaves_the_mlp_behind_is_noted():
 
 @pytest.mark.parametrize(
     ("recipe", "settings", "left_out"),
-    [
-        ("cifar10", {"mixup": 0.0, "cutmix": 0.0}, {"mixup_prob": 1.0}),
-        ("cifar10", {"loss": OWN, "mixup": 0.0, "cutmix": 0.0}, {"mixup_prob": 1.0}),
-        ("deit3", {"loss": "cross-entropy", "opt": "adamw"}, {"bce_threshold": None}),
-        ("digits", {"opt": "sgd"}, {"beta2": 0.999}),
-        ("mnist", {"opt": "lion"}, {"beta2": 0.999}),
-    ],
-)
+    [("cifar10", {"mixup": 0.0, "cutmix": 0.0}, {"mixup_prob": 1.0}),
+     ("cifar10", {"loss": OWN, "mixup": 0.0, "cutmix": 0.0}, {"mixup_prob": 1.0}),
+     ("deit3", {"loss": "cross-entropy", "opt": "adamw"}, {"bce_threshold": None}),
+     ("digits", {"opt": "sgd"}, {"beta2": 0.999}), ("mnist", {"opt": "lion"}, {"beta2": 0.999})],
+)  # fmt: skip
 def test_what_a_recipe_has_for_something_that_is_off_goes_with_it(recipe, settings, left_out):
     if settings.get("opt") == "lion":
         pytest.importorskip("pytorch_optimizer")

@@ -208,11 +208,9 @@ def test_wrong_objects_are_refused_before_the_first_step(tmp_path):
         ({"callbacks": [dict]}, "--callbacks builtins:dict must be a vitkit.Callback, or a class"),
         ({"callbacks": ["nowhere:C"]}, "--callbacks nowhere:C cannot be imported"),
         ({"loss": inner, "devices": 2}, "devices 2 starts .* loss .*inner exists in this process"),
-        (
-            {"metrics": [inner], "loss": lambda a, b: a.sum(), "transform": lambda image: image},
-            "two objects have the name .*<lambda>; define them",
-        ),
-    ]
+        ({"metrics": [inner], "loss": lambda a, b: a.sum(), "transform": lambda image: image},
+         "two objects have the name .*<lambda>; define them"),
+    ]  # fmt: skip
     for wrong, words in cases:
         with pytest.raises(vitkit.VitkitError, match=words):
             vitkit.train("digits", output=tmp_path / "run", **SMALL | wrong)

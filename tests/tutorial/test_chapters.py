@@ -42,12 +42,10 @@ DRAWS = {"subplots", "grid_of", "heat"}
 """Functions that make an image."""
 SOLUTION = "Show the solution"
 NUMBERS = {
-    "00": [
-        "1438 images", "359 images", "(1438, 1, 8, 8)", "102,666 parameters, 480 steps",
-        "B, D, H/P, W/P (1, 64, 4, 4)", "z_0: B, T, D (1, 17, 64)", "B, T, 3D (1, 17, 192)",
-        "B, h, T, T (1, 8, 17, 17)", "B, classes (1, 10)", "All keys matched",
-        "(8, 8) pixels, classes 0 1 2 3 4 5 6 7 8 9",
-    ],
+    "00": ["1438 images", "359 images", "(1438, 1, 8, 8)", "102,666 parameters, 480 steps",
+           "B, D, H/P, W/P (1, 64, 4, 4)", "z_0: B, T, D (1, 17, 64)", "B, T, 3D (1, 17, 192)",
+           "B, h, T, T (1, 8, 17, 17)", "B, classes (1, 10)", "All keys matched",
+           "(8, 8) pixels, classes 0 1 2 3 4 5 6 7 8 9"],
     "01": [
         "196 patches of 768 values", "(1, 3, 224, 224) -> (1, 196, 768)", "(5, 49, 16)", "590,592",
         "115.76 M", "input 0.60 MB", "activations forward and backward 1.20 MB",
@@ -61,40 +59,28 @@ NUMBERS = {
         "z U_qkv (197, 2304)", "split (197, 3, 12, 64)", "A (12, 197, 197)", "MSA(z) (197, 768)",
         "2,362,368", "all three at once 0.022, each by itself 0.031", "510 of 512",
     ],
-    "03": [
-        "7,087,872", "1,454 M", "12 blocks differ by", "(16, 128, 512) -> (16, 128, 512)",
-        "18,915,328",
-    ],
-    "04": [
-        "86.6 M", "306.5 M", "304.3 M", "632.0 M", "86,567,656", "86,540,008", "304,330,216",
-        "8,470,026", "54,630,376", "(1, 3, 256, 256) -> (1, 1000)", "17,564 M", "346.27 MB",
-        "173.23 M", "232 MB", "class token (32, 1024)", "patches (32, 196, 1024)",
-        "logits (32, 1000)", "lowest possible loss: 1.461", "784 positions for 196 patches",
-        "160 px, notebook D: kernel 0", "15359 instead of 15360",
-    ],
-    "05": [
-        "168 training losses by hand and by Ignite are equal: True",
-        "TensorBoard: lr/group_0 training/loss validation/loss validation/accuracy",
-        "320 losses by hand and by vitkit", "64 parts of 4 images", "4,990", "(64, 49, 16)",
-        "(64, 50, 20)",
-    ],
+    "03": ["7,087,872", "1,454 M", "12 blocks differ by", "(16, 128, 512) -> (16, 128, 512)",
+           "18,915,328"],
+    "04": ["86.6 M", "306.5 M", "304.3 M", "632.0 M", "86,567,656", "86,540,008", "304,330,216",
+           "8,470,026", "54,630,376", "(1, 3, 256, 256) -> (1, 1000)", "17,564 M", "346.27 MB",
+           "173.23 M", "232 MB", "class token (32, 1024)", "patches (32, 196, 1024)",
+           "logits (32, 1000)", "lowest possible loss: 1.461", "784 positions for 196 patches",
+           "160 px, notebook D: kernel 0", "15359 instead of 15360"],
+    "05": ["168 training losses by hand and by Ignite are equal: True",
+           "TensorBoard: lr/group_0 training/loss validation/loss validation/accuracy",
+           "320 losses by hand and by vitkit", "64 parts of 4 images", "4,990", "(64, 49, 16)",
+           "(64, 50, 20)"],
     "06": [],
     "07": [],
     "08": [],
-    "09": [
-        "42,047,464",
-    ],
+    "09": ["42,047,464"],
     "10": [
         "(64, 32, 512), (64, 16, 512) -> (64, 16, 512)", "44,140,544", "44,401,152", "44,327,316",
     ],
-    "13": [
-        "810,890 parameters, 3.26 MB", "test accuracy 77.1%, 95 % interval 76.3% to 77.9%",
-        "cat cat 72.3%", "1,000 names: tabby, tiger cat, Persian cat",
-    ],
-    "14": [
-        "the same bits: True", "364.58 x 16 / 3750 = 1.5555", "60.45 x 16 / 625 = 1.5475",
-        "ln(e + 9) - 1 = 1.4612",
-    ],
+    "13": ["810,890 parameters, 3.26 MB", "test accuracy 77.1%, 95 % interval 76.3% to 77.9%",
+           "cat cat 72.3%", "1,000 names: tabby, tiger cat, Persian cat"],
+    "14": ["the same bits: True", "364.58 x 16 / 3750 = 1.5555", "60.45 x 16 / 625 = 1.5475",
+           "ln(e + 9) - 1 = 1.4612"],
 }  # fmt: skip
 """Chapter -> what it prints of the figures that the notebooks and pages give."""
 
