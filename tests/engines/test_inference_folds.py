@@ -11,6 +11,7 @@ from noise import fill_with_noise
 from torch import nn
 
 import vitkit
+from vitkit import SettingError
 from vitkit.engines import inference_folds as kernels
 from vitkit.engines.engine import SingleImageGraph, build_engine
 
@@ -86,7 +87,7 @@ def test_pixels_go_in_where_the_normalisation_is_folded(fields):
 
 
 def test_the_normalisation_cannot_go_into_a_resnet():
-    with pytest.raises(vitkit.SettingError, match="the stem of this model is 'resnet'"):
+    with pytest.raises(SettingError, match="the stem of this model is 'resnet'"):
         vitkit.optimized(noisy(**KINDS["resnet"]), preprocess=vitkit.Preprocess(image_size=32))
 
 
@@ -96,7 +97,7 @@ def test_the_normalisation_cannot_go_into_a_resnet():
 )
 @pytest.mark.usefixtures("wrong_types_come_in")
 def test_wrong_arguments(arguments, message):
-    with pytest.raises(vitkit.SettingError, match=message):
+    with pytest.raises(SettingError, match=message):
         vitkit.optimized(**{"model": noisy()} | arguments)
 
 

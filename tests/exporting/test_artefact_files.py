@@ -15,7 +15,7 @@ from export_material import CLASSES, PREPROCESS
 from PIL import Image
 
 import vitkit
-from vitkit import cli
+from vitkit import CheckpointError, SettingError, cli
 from vitkit.exporting import files
 
 PLAIN = files.ArtefactDescription("onnx", PREPROCESS, CLASSES, len(CLASSES), 1.0)
@@ -120,7 +120,7 @@ def count_rows(logits: torch.Tensor, labels: torch.Tensor) -> int:
 
 
 def refused(path: Path, message: str) -> None:
-    with pytest.raises(vitkit.CheckpointError, match=message) as error:
+    with pytest.raises(CheckpointError, match=message) as error:
         vitkit.Predictor(path)
     assert "\n" not in str(error.value)
 
@@ -286,15 +286,7 @@ def test_archives_of_torch_need_trust(tmp_path, capsys):
 
 def test_a_path_has_its_own_preprocessing(tmp_path):
     path = save_onnx(tmp_path / "a.onnx")
-    with pytest.raises(vitkit.SettingError, match="pass its path alone"):
+    with pytest.raises(SettingError, match="pass its path alone"):
         vitkit.Predictor(path, PREPROCESS)
-    with pytest.raises(vitkit.CheckpointError, match="expected a file that is there"):
+    with pytest.raises(CheckpointError, match="expected a file that is there"):
         vitkit.Predictor(tmp_path / "b.onnx")
-
-
-def test_flags_of_engines_are_refused_with_an_exported_model(tmp_path, capsys):
-    path = save_onnx(tmp_path / "a.onnx")
-    (tmp_path / "a.png").write_bytes(b"")
-    words = ["predict", str(path), str(tmp_path / "a.png"), "--engine", "openvino"]
-    assert cli.run(words) == 2
-    assert "leave out --engine" in capsys.readouterr().err

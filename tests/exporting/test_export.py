@@ -17,7 +17,7 @@ from export_material import CLASSES, TEMPERATURE, blobs, save_checkpoint, save_i
 from PIL import Image
 
 import vitkit
-from vitkit import cli
+from vitkit import CheckpointError, OutputError, cli
 from vitkit.exporting import check, files
 
 ENDINGS = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2", "aoti": ".pt2"}
@@ -148,7 +148,7 @@ def test_half_precision_is_near(checkpoint, tmp_path, to, precision):
 
 @pytest.mark.soak
 def test_a_runtime_without_the_operators_is_named_in_one_line(checkpoint, tmp_path):
-    with pytest.raises(vitkit.CheckpointError, match="ONNX Runtime cannot open it: ") as refused:
+    with pytest.raises(CheckpointError, match="ONNX Runtime cannot open it: ") as refused:
         vitkit.export(checkpoint, tmp_path / "a.onnx", to="onnx", precision="bfloat16")
     assert str(refused.value).startswith(f"{tmp_path / 'a.onnx'}: ")
     assert str(refused.value).endswith("; nothing is written: try another --to or --precision")
@@ -159,7 +159,7 @@ def test_a_runtime_without_the_operators_is_named_in_one_line(checkpoint, tmp_pa
 def test_the_checkpoint_itself_is_never_replaced(checkpoint, tmp_path):
     (tmp_path / "a.bin").write_bytes(b"weights")
     loaded = replace(vitkit.load(checkpoint), path=tmp_path / "a.bin")
-    with pytest.raises(vitkit.OutputError, match=r"OUT .*a\.bin: this file is one of the inputs"):
+    with pytest.raises(OutputError, match=r"OUT .*a\.bin: this file is one of the inputs"):
         vitkit.export(loaded, tmp_path / "a.xml", to="openvino", overwrite=True)
 
 
@@ -199,7 +199,7 @@ def test_a_broken_export_leaves_nothing(
         write(broken(replace(given, model=model)), *others)
 
     monkeypatch.setattr("vitkit.exporting.export.write_artefact", write_broken)
-    with pytest.raises(vitkit.CheckpointError, match=f"nothing is written: .*{message}"):
+    with pytest.raises(CheckpointError, match=f"nothing is written: .*{message}"):
         vitkit.export(
             checkpoint, tmp_path / "new" / "tiny.xml", to="openvino",
             data=str(photos) if with_data else None,
@@ -232,7 +232,7 @@ def test_what_is_worse_is_refused_with_the_figure(changes, description, message)
     if not message:
         check.refuse_worse(*arguments)
         return
-    with pytest.raises(vitkit.CheckpointError, match=message) as refused:
+    with pytest.raises(CheckpointError, match=message) as refused:
         check.refuse_worse(*arguments)
     assert "\n" not in str(refused.value)
 
@@ -243,7 +243,7 @@ def test_a_runtime_that_dies_is_one_line(checkpoint, tmp_path, monkeypatch):
 
     monkeypatch.setattr(check, "run_in_child", crash)
     message = r"a\.pt2: in a process of its own: ended by SIGSEGV; nothing is written: try another"
-    with pytest.raises(vitkit.CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match=message):
         vitkit.export(checkpoint, tmp_path / "a.pt2", to="torch")
     assert list(tmp_path.iterdir()) == []
 
@@ -256,17 +256,17 @@ def test_only_what_is_written_is_an_error_of_out(checkpoint, tmp_path, monkeypat
 
     with monkeypatch.context() as full:
         full.setattr("vitkit.exporting.export.write_artefact", fail)
-        with pytest.raises(vitkit.OutputError, match=r"cannot write .*a\.pt2: "):
+        with pytest.raises(OutputError, match=r"cannot write .*a\.pt2: "):
             vitkit.export(checkpoint, out, to="torch")
     with monkeypatch.context() as full:
         full.setattr(torch.export, "save", fail)
-        with pytest.raises(vitkit.OutputError, match=r"cannot write .*a\.pt2: the disk is full"):
+        with pytest.raises(OutputError, match=r"cannot write .*a\.pt2: the disk is full"):
             vitkit.export(checkpoint, out, to="torch")
     monkeypatch.setattr("vitkit.exporting.export.write_artefact", lambda *_: None)
     monkeypatch.setattr("vitkit.exporting.export.check_export", fail)
     with pytest.raises(OSError, match="No space left") as error:
         vitkit.export(checkpoint, out, to="torch")
-    assert not isinstance(error.value, vitkit.OutputError)
+    assert not isinstance(error.value, OutputError)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -8,6 +8,7 @@ import torch
 from skimage import data
 
 import vitkit
+from vitkit import SettingError
 from vitkit.exporting.graph import PreprocessingGraph
 
 MODES = [
@@ -48,5 +49,5 @@ def test_a_length_between_two_pixels_is_rounded_as_by_fit():
 
 
 def test_nearest_is_refused_in_one_line():
-    with pytest.raises(vitkit.SettingError, match=r"nearest.*leave out --with-preprocessing"):
+    with pytest.raises(SettingError, match=r"nearest.*leave out --with-preprocessing"):
         PreprocessingGraph(vitkit.Preprocess(interpolation="nearest"))

@@ -12,8 +12,6 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import vitkit
-from vitkit import scaled_dot_product_attention
-from vitkit.models.attention import Context
 
 B, HEADS, TOKENS = 2, 4, 577
 SPEC = vitkit.ViTSpec(image_size=192, patch_size=8, width=64, depth=2, num_heads=HEADS,
@@ -101,15 +99,3 @@ def test_a_training_step_allocates_none_either(images):
         model(images).sum().backward()
 
     assert large(step) == []
-
-
-@torch.inference_mode()
-def test_the_explicit_softmax_is_seen():
-    tokens = torch.randn(B, TOKENS, 64, generator=torch.Generator().manual_seed(0))
-    attention = vitkit.MultiHeadSelfAttention(width=64, num_heads=HEADS).eval()
-
-    def explicit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-        return scaled_dot_product_attention(q, k, v, mask=mask, return_weights=True)[0]
-
-    assert large(lambda: attention(tokens)) == []
-    assert B * HEADS * TOKENS**2 in large(lambda: attention(tokens, Context(attend=explicit)))

@@ -143,6 +143,8 @@ def test_what_is_not_there_is_named():
         model(IMAGES, vitkit.Record(attention=[3]))
     with pytest.raises(SettingError, match=r"layer -4 does not exist; layers are 0 to 2"):
         model(IMAGES, vitkit.Record(tokens=[-4]))
+    with pytest.raises(SettingError, match=r"query row 17 does not exist; rows are 0 to 16"):
+        model(IMAGES, vitkit.Record(attention=[0], queries=[17]))
     with pytest.raises(SettingError, match="cross_attention cannot be recorded"):
         model(IMAGES, vitkit.Record(cross_attention=[0]))
     with pytest.raises(SettingError, match="keeps whole maps"):

@@ -172,15 +172,6 @@ def test_ids_are_embedded_times_the_root_of_the_width_and_positions_are_added():
     torch.testing.assert_close(bare.encode(given), table[given] * math.sqrt(24))
 
 
-def test_the_caller_s_tensors_are_left_alone():
-    source, target = vectors(2, 5), vectors(2, 4, seed=2)
-    masks = {"source_mask": real(5, 2, of=5), "target_mask": real(1, 4, of=4)}
-    given = [source, target, *masks.values()]
-    before = [tensor.clone() for tensor in given]
-    small()(source, target, **masks)
-    assert all(torch.equal(now, then) for now, then in zip(given, before, strict=True))
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("integers", [torch.int64, torch.int32, torch.uint8])
 def test_any_type_of_float_and_of_ids(dtype, integers):
@@ -460,25 +451,6 @@ def test_initial_weights():
             assert parameter.std().item() == pytest.approx(64**-0.5, rel=0.02)
         elif parameter.ndim == 1:
             assert (parameter == float(name.endswith("weight"))).all()
-
-
-def test_names_of_the_weights():
-    model = writer(encoder_depth=1, decoder_depth=1)
-    pairs = {
-        "encoder.blocks.0": ["norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2"],
-        "decoder.blocks.0": [
-            "norm1", "norm2", "norm3", "attn.qkv", "attn.proj",
-            "cross_attn.proj", "cross_attn.q", "cross_attn.kv", "mlp.fc1", "mlp.fc2",
-        ],
-        "encoder": ["norm"],
-        "decoder": ["norm"],
-    }  # fmt: skip
-    modules = [f"{stack}.{name}" for stack, names in pairs.items() for name in names] + ["head"]
-    expected = {f"{name}.{kind}" for name in modules for kind in ("weight", "bias")}
-    assert set(model.state_dict()) == expected | {"embed.source.weight", "embed.target.weight"}
-    assert not set(small(output_projection=False).state_dict()) & {"head.weight", "head.bias"}
-    copy = writer(encoder_depth=1, decoder_depth=1, norm="pre")
-    copy.load_state_dict(model.state_dict())
 
 
 # --- what is refused ------------------------------------------------------------------------------

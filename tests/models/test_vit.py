@@ -9,7 +9,7 @@ import torch
 from noise import fill_with_noise
 
 import vitkit
-from vitkit import SettingError, ShapeError
+from vitkit import ShapeError
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 32, "depth": 3, "num_heads": 4,
          "mlp_width": 64, "num_classes": 7}  # fmt: skip
@@ -19,12 +19,6 @@ def small(**overrides: object) -> vitkit.ViT:
     model = vitkit.ViT(vitkit.ViTSpec(**SMALL | overrides)).eval()
     fill_with_noise(model, std=0.2)
     return model
-
-
-def test_list_models_takes_a_pattern():
-    assert vitkit.list_models("vit_tiny_patch*_384") == [
-        "vit_tiny_patch16_384", "vit_tiny_patch32_384", "vit_tiny_patch8_384"]  # fmt: skip
-    assert vitkit.list_models("nothing") == []
 
 
 @pytest.mark.parametrize("stem", ["convolution", "linear"])
@@ -41,11 +35,6 @@ def test_shapes_with_and_without_head_at_any_size(stem):
     assert features.patches.shape == (2, 16, 32)
 
 
-def test_forward_head_gives_the_logits_without_a_second_pass():
-    model, images = small(), torch.randn(2, 3, 32, 32)
-    torch.testing.assert_close(model.forward_head(model.forward_features(images)), model(images))
-
-
 def test_the_linear_stem_is_the_convolution_and_its_stream_is_contiguous():
     convolution, linear = small(patch_size=(8, 4)), small(patch_size=(8, 4), stem="linear")
     linear.load_state_dict(convolution.state_dict())
@@ -56,16 +45,9 @@ def test_the_linear_stem_is_the_convolution_and_its_stream_is_contiguous():
 
 @pytest.mark.parametrize("shape", [(1, 1, 32, 32), (1, 3, 33, 32), (1, 3, 32, 36)])
 def test_an_image_that_does_not_fit_is_named_with_what_was_expected(shape):
-    with pytest.raises(
-        ShapeError, match=f"images are {shape[1]} x {shape[2]} x {shape[3]}.*expected 3"
-    ):
+    sides = " x ".join(map(str, shape[1:]))
+    with pytest.raises(ShapeError, match=rf"images are {sides}.*expected 3.*the patch, 8 x 8"):
         small()(torch.zeros(*shape))
-
-
-def test_batch_members_do_not_see_each_other():
-    model, images = small(), torch.randn(3, 3, 32, 32)
-    alone = torch.cat([model(image[None]) for image in images])
-    torch.testing.assert_close(model(images), alone, rtol=1e-5, atol=1e-5)
 
 
 def test_a_grid_of_the_same_count_and_another_shape_is_resampled():
@@ -75,21 +57,6 @@ def test_a_grid_of_the_same_count_and_another_shape_is_resampled():
         square = model.embedding(torch.zeros(1, 16, 32), (4, 4), model.cls_token, model.pos_embed)
     torch.testing.assert_close(wide[:, 0], square[:, 0])
     assert (wide[:, 1:] - square[:, 1:]).abs().max() > 0.01
-
-
-def test_record_keeps_only_what_was_asked_and_changes_nothing():
-    model, images = small(), torch.randn(2, 3, 32, 32)
-    record = vitkit.Record(attention=[0, -1], tokens=[1])
-    torch.testing.assert_close(model(images, record=record), model(images), rtol=0, atol=0)
-    assert set(record.attention) == {0, 2}
-    assert set(record.tokens) == {1}
-    assert record.attention[2].shape == (2, 4, 17, 17)
-    torch.testing.assert_close(record.attention[2].sum(-1), torch.ones(2, 4, 17))
-    narrow = vitkit.Record(attention=[2], heads=[3, 1], queries=[0])
-    model(images, record=narrow)
-    torch.testing.assert_close(narrow.attention[2], record.attention[2][:, [3, 1]][:, :, [0]])
-    with pytest.raises(SettingError, match=r"query row 17 does not exist; rows are 0 to 16"):
-        model(images, record=vitkit.Record(attention=[0], queries=[17]))
 
 
 def test_dropout_rates_are_separate_and_off_in_eval_mode():
@@ -116,8 +83,6 @@ def test_drop_path_drops_whole_images_and_keeps_the_mean():
     assert out.unique().tolist() == pytest.approx([0.0, 1 / 0.75])
     assert (out.flatten(1).std(dim=1) == 0).all()
     assert abs(out.mean().item() - 1) < 0.05
-    rates = [block.drop_path1.rate for block in small(drop_path=0.2).blocks]
-    assert rates == pytest.approx([0.0, 0.1, 0.2])
 
 
 def test_initial_weights_are_the_published_jax_code_s():

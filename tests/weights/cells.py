@@ -7,6 +7,7 @@ from typing import Any
 from weights.round_trips import noisy
 
 import vitkit
+from vitkit import CheckpointError
 from vitkit.models.presets import preset
 from vitkit.weights.write import FORMATS, prepare_files
 
@@ -42,7 +43,7 @@ def cell(model: vitkit.ViT, name: str) -> tuple[str, str]:
     preprocess = vitkit.Preprocess(image_size=model.spec.image_size)
     try:
         _, fitted = prepare_files(vitkit.Checkpoint(model, preprocess, ()), name, allow_lossy=True)
-    except vitkit.CheckpointError as error:
+    except CheckpointError as error:
         return "no", str(error).partition(f"as {name}: ")[2]
     kinds = [step.kind for step in fitted.steps]
     worst = next((kind for kind in ("lost", "approximated", "folded") if kind in kinds), "kept")

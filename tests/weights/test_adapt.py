@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from weights.round_trips import noisy
 
 import vitkit
-from vitkit import cli
+from vitkit import SpecError, cli
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "num_heads": 2,
          "mlp_width": 96, "num_classes": 5}  # fmt: skip
@@ -56,7 +56,7 @@ def test_grey_images_give_the_same_with_three_channels():
     )
     made = vitkit.adapt(given, in_channels=3)
     torch.testing.assert_close(logits(made, GREY), logits(given, GREY[:, :, :1]), rtol=0, atol=2e-5)
-    with pytest.raises(vitkit.SpecError, match="in_channels"):
+    with pytest.raises(SpecError, match="in_channels"):
         vitkit.adapt(given, in_channels=4)
 
 
@@ -74,7 +74,7 @@ def test_another_image_resamples_positions_by_the_mode_that_is_named():
     torch.testing.assert_close(
         aligned.model.pos_embed[:, 1:], expected.flatten(2).transpose(1, 2), rtol=0, atol=1e-6
     )
-    with pytest.raises(vitkit.SpecError, match="resampling"):
+    with pytest.raises(SpecError, match="resampling"):
         vitkit.adapt(given, resampling="bicubik")
 
 
@@ -105,7 +105,7 @@ def test_classes_that_it_knows_keep_their_rows():
         logits(made, IMAGE), logits(given, IMAGE)[:, [3, 1]], rtol=0, atol=1e-6
     )
     assert made.metadata["adapted"] == ["lost: head: the rows of 3 of 5 classes"]
-    with pytest.raises(vitkit.SpecError, match=r"lacks 1 of the classes: dgo .did you mean 'dog'"):
+    with pytest.raises(SpecError, match=r"lacks 1 of the classes: dgo .did you mean 'dog'"):
         vitkit.adapt(given, classes=("dgo", "bee"))
 
 
@@ -138,12 +138,12 @@ def test_a_fresh_head_of_the_same_size_is_fresh_and_has_no_names():
 
 def test_a_class_named_twice_is_refused():
     given = checkpoint()
-    with pytest.raises(vitkit.SpecError, match="classes names 'dog' twice"):
+    with pytest.raises(SpecError, match="classes names 'dog' twice"):
         vitkit.adapt(given, classes=("dog", "dog"))
-    with pytest.raises(vitkit.SpecError, match="classes is empty; to remove the head, pass num_cl"):
+    with pytest.raises(SpecError, match="classes is empty; to remove the head, pass num_cl"):
         vitkit.adapt(given, classes=[])
     cranes = replace(given, classes=("crane", "cat", "crane", "bee", "ant"))
-    with pytest.raises(vitkit.SpecError, match="several classes called 'crane'"):
+    with pytest.raises(SpecError, match="several classes called 'crane'"):
         vitkit.adapt(cranes, classes=("crane", "cat"))
     assert vitkit.adapt(cranes, classes=("bee", "cat")).classes == ("bee", "cat")
 
@@ -164,7 +164,7 @@ def test_the_checkpoint_itself_stays_as_it_is():
 def test_stems_whose_tokens_are_not_linear_in_the_pixels_are_refused():
     given = checkpoint(stem="normed_linear")
     for change in ({"in_channels": 1}, {"mean": (0.1, 0.1, 0.1)}):
-        with pytest.raises(vitkit.SpecError, match="not linear in the pixels"):
+        with pytest.raises(SpecError, match="not linear in the pixels"):
             vitkit.adapt(given, **change)
 
 

@@ -33,15 +33,6 @@ def test_each_entry_is_there_once():
     assert all(place.startswith("hf://timm/") for place in twice)
 
 
-def test_every_line_of_the_table_has_all_columns():
-    table = ROOT / "src" / "vitkit" / "weights" / "catalogue.tsv"
-    lines = table.read_text(encoding="utf-8").splitlines()
-    columns, *rows = [line.split("\t") for line in lines if not line.startswith("#")]
-    assert len(rows) == len(ENTRIES)
-    assert {len(row) for row in rows} == {len(columns)}
-    assert all(value == value.strip() for row in rows for value in row)
-
-
 @pytest.mark.parametrize("entry", ENTRIES, ids=named)
 def test_an_entry_is_whole(entry):
     assert entry.preset in vitkit.list_models()

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from weights.round_trips import noisy
 
 import vitkit
+from vitkit import CheckpointError
 from vitkit.weights.files import open_source
 
 SPEC = vitkit.ViTSpec(image_size=32, patch_size=8, width=64, depth=2, num_heads=1, mlp_width=96,
@@ -110,7 +111,7 @@ def test_a_file_that_is_cut_off_while_it_is_read_is_an_error_and_no_signal(tmp_p
     def reading() -> None:
         with open_source(tmp_path / "w.safetensors") as source:
             os.truncate(tmp_path / "w.safetensors", 9000)
-            with pytest.raises(vitkit.CheckpointError, match=r"the file is truncated"):
+            with pytest.raises(CheckpointError, match=r"the file is truncated"):
                 dict(source)
 
     in_a_child(reading, tmp_path)

@@ -15,6 +15,7 @@ from weights.hub_cache import empty, published
 from weights.round_trips import noisy, same_bits
 
 import vitkit
+from vitkit import CheckpointError, OutputError, SpecError
 
 SPEC = vitkit.ViTSpec(image_size=32, patch_size=8, width=64, depth=2, num_heads=2, mlp_width=96,
                       num_classes=3)  # fmt: skip
@@ -111,7 +112,7 @@ def test_what_the_caller_names_goes_before_what_the_model_knows(tmp_path):
 )
 @pytest.mark.usefixtures("wrong_types_come_in")
 def test_a_folder_that_could_not_be_read_is_not_written(tmp_path, to, wrong, message):
-    with pytest.raises(vitkit.CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match=message):
         noisy(SPEC).save_pretrained(tmp_path / "made", to=to, **wrong)
     assert not (tmp_path / "made").exists()
 
@@ -133,14 +134,10 @@ def test_the_card_s_code_runs_for_a_folder_of_any_name(tmp_path, classes):
 
 def test_a_name_of_two_endings_is_a_file(tmp_path):
     """A `.pth.tar` was once a folder of that name."""
-    with pytest.raises(
-        vitkit.OutputError, match=r"expected a folder; vitkit\.save writes a single file"
-    ):
+    with pytest.raises(OutputError, match=r"expected a folder; vitkit\.save writes a single file"):
         noisy(SPEC).save_pretrained(tmp_path / "model.pth.tar")
     source = with_origin(tmp_path).save_pretrained(tmp_path / "made")[0]
-    with pytest.raises(
-        vitkit.CheckpointError, match=r"timm writes 2 files .*; name a folder instead"
-    ):
+    with pytest.raises(CheckpointError, match=r"timm writes 2 files .*; name a folder instead"):
         vitkit.convert(source, tmp_path / "model.pth.tar", to="timm")
     assert not (tmp_path / "model.pth.tar").exists()
 
@@ -149,20 +146,18 @@ def test_nothing_is_replaced(tmp_path):
     model = with_origin(tmp_path)
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "README.md").write_text("mine")
-    with pytest.raises(vitkit.OutputError, match=r"README\.md exists; choose another place"):
+    with pytest.raises(OutputError, match=r"README\.md exists; choose another place"):
         model.save_pretrained(tmp_path / "made")
     assert [file.name for file in (tmp_path / "made").iterdir()] == ["README.md"]
     for wrong, message in (
         ("", "folder is empty; pass a path"),
         (tmp_path / "m.safetensors", r"expected a folder; vitkit\.save writes a single file"),
     ):
-        with pytest.raises(vitkit.OutputError, match=message):
+        with pytest.raises(OutputError, match=message):
             model.save_pretrained(wrong)
-    with pytest.raises(vitkit.CheckpointError, match="'hugingface' is not a format"):
+    with pytest.raises(CheckpointError, match="'hugingface' is not a format"):
         model.save_pretrained(tmp_path / "x", to="hugingface")
-    with pytest.raises(
-        vitkit.OutputError, match=r"out is empty; pass a path \('\.' is the working fold"
-    ):
+    with pytest.raises(OutputError, match=r"out is empty; pass a path \('\.' is the working fold"):
         vitkit.convert(tmp_path / "own.safetensors", "", to="timm")
 
 
@@ -180,9 +175,9 @@ def test_a_model_is_adapted_on_its_way_in(tmp_path):
     assert torch.equal(model.blocks[0].mlp.fc1.weight, own.blocks[0].mlp.fc1.weight)
     larger = vitkit.resized(own, image_size=64)
     assert larger.origin.preprocess == PIXELS.replace(image_size=64)
-    with pytest.raises(vitkit.CheckpointError, match="depth: 3 requested, 2 in the file"):
+    with pytest.raises(CheckpointError, match="depth: 3 requested, 2 in the file"):
         vitkit.ViT.from_pretrained(tmp_path / "own.safetensors", depth=3)
-    with pytest.raises(vitkit.SpecError, match="no field 'num_clases'"):
+    with pytest.raises(SpecError, match="no field 'num_clases'"):
         vitkit.ViT.from_pretrained(tmp_path / "own.safetensors", num_clases=3)
 
 
@@ -216,9 +211,9 @@ def test_names_of_the_hub_are_those_of_transformers(tmp_path, monkeypatch):
     published(tmp_path / "own.safetensors", cache, "me/ants", "huggingface")
     for name in ("me/ants", "hf://me/ants"):
         assert vitkit.ViT.from_pretrained(name).origin.classes == NAMES
-    with pytest.raises(vitkit.CheckpointError, match="hf://me/bees: not in the cache"):
+    with pytest.raises(CheckpointError, match="hf://me/bees: not in the cache"):
         vitkit.ViT.from_pretrained("me/bees")
-    with pytest.raises(vitkit.CheckpointError, match="no such file"):
+    with pytest.raises(CheckpointError, match="no such file"):
         vitkit.ViT.from_pretrained("me/bees.safetensors")
 
 
@@ -226,10 +221,7 @@ def test_lists_of_names_by_several_patterns():
     listed = vitkit.list_models
     assert listed(
         ["vit_tiny_patch16_*", "deit_tiny*"], exclude_filters=["*384*", "*dist*", "*dino*"]
-    ) == [
-        "deit_tiny_patch16_224",
-        "vit_tiny_patch16_224",
-    ]
+    ) == ["deit_tiny_patch16_224", "vit_tiny_patch16_224"]
     assert listed("") == listed("*") == listed()
     assert listed("no_such*") == []
     with_weights = listed("vit_base_patch16*", pretrained=True, include_tags=False)

@@ -10,6 +10,7 @@ from weights.cells import KINDS, SMALL, cell, document, small
 from weights.round_trips import noisy
 
 import vitkit
+from vitkit import CheckpointError
 from vitkit.weights.verify import fit_to_format
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "formats.md"
@@ -82,5 +83,5 @@ def test_the_class_that_costs_least_is_taken():
     spec, _, steps = fit_to_format(model.spec, model.state_dict(), no, lossy, folded)
     assert (spec.layer_scale, [step.kind for step in steps]) == (None, ["folded"])
     assert fit_to_format(model.spec, model.state_dict(), folded, {}).steps == []
-    with pytest.raises(vitkit.CheckpointError, match=r"^it cannot hold num_registers = 0, only 3$"):
+    with pytest.raises(CheckpointError, match=r"^it cannot hold num_registers = 0, only 3$"):
         fit_to_format(model.spec, model.state_dict(), no, {"num_registers": (3,)})

@@ -17,6 +17,7 @@ from torch import Tensor
 from weights.round_trips import noisy, written
 
 import vitkit
+from vitkit import CheckpointError
 
 SIZE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32,
         "patch_size": 8, "num_labels": 7}  # fmt: skip
@@ -42,11 +43,6 @@ THEIRS = {
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "num_heads": 4,
          "mlp_width": 96, "num_classes": 7, "position_resampling": "bicubic"}  # fmt: skip
-DINO = {"mlp_width": 128, "layer_scale": 0.5, "pooling": "cls_mean"}
-REGISTERS = DINO | {"num_registers": 3, "positions_cover_prefix": False,
-                    "position_resampling": "bicubic_antialias"}  # fmt: skip
-PACKED = {"mlp": "swiglu_packed", "activation": "silu", "mlp_width": 176}
-NAMES = tuple(f"bird {number}" for number in range(7))
 
 
 def theirs(case: str) -> Any:
@@ -77,17 +73,6 @@ def same(ours: vitkit.ViT, model: Any) -> float:
         return relative(ours(images), read(model, images))
 
 
-def strictly(folder: Path) -> Any:
-    """Their model of a folder; no tensor is missing, none too many."""
-    spec = json.loads((folder / "config.json").read_text())
-    base = spec["architectures"][0].endswith("Model")
-    auto = peer("transformers", "AutoModel" if base else "AutoModelForImageClassification")
-    model, report = auto.from_pretrained(folder, output_loading_info=True)
-    assert not any(report.values()), report
-    assert type(model).__name__ == spec["architectures"][0]
-    return model.eval()
-
-
 @pytest.mark.parametrize("case", THEIRS)
 def test_their_model_saved_by_themselves_is_computed_by_ours(tmp_path, case):
     model = theirs(case)
@@ -108,30 +93,6 @@ def test_their_model_saved_by_themselves_is_computed_by_ours(tmp_path, case):
             **{"mlp": "swiglu_split"} if gated else {}
         )
         assert same(other.model, model) <= TOLERANCE
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"positions_cover_prefix": False},
-        {"positions_cover_prefix": False, "distillation_token": True},
-        REGISTERS | {"positions_cover_prefix": True},
-        DINO | PACKED | {"mlp": "swiglu_split"},
-    ],
-)
-def test_other_layouts_of_ours_are_written_as_theirs(tmp_path, fields):
-    ours = noisy(vitkit.ViTSpec(**SMALL | fields))
-    folder = written("huggingface", ours, tmp_path)
-    assert same(ours, strictly(folder)) <= TOLERANCE
-    images = torch.randn(2, 3, 32, 32)
-    assert relative(vitkit.load(folder).model(images), ours(images)) <= TOLERANCE
-
-
-def test_shards_are_one_model(tmp_path):
-    model = theirs("vit")
-    model.save_pretrained(tmp_path, max_shard_size="100KB")
-    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
-    assert same(vitkit.load(tmp_path).model, model) <= TOLERANCE
 
 
 def test_a_bare_file_is_read_with_what_is_usual_and_says_so(tmp_path):
@@ -157,14 +118,6 @@ def test_a_pooler_beside_a_classifier_is_set_aside(tmp_path):
     checkpoint = vitkit.load(tmp_path / "vit.pth", trust_pickle=True)
     assert checkpoint.model.spec.representation_width is None
     assert len(checkpoint.metadata["notes"]) == 2
-
-
-def test_names_of_classes_come_and_go(tmp_path):
-    model = noisy(vitkit.ViTSpec(**SMALL))
-    assert vitkit.load(written("huggingface", model, tmp_path / "none")).classes == ()
-    assert vitkit.load(written("huggingface", model, tmp_path / "named", NAMES)).classes == NAMES
-    config = strictly(tmp_path / "named").config
-    assert (config.id2label[3], config.label2id["bird 3"]) == ("bird 3", 3)
 
 
 CROP = {"interpolation": "bicubic", "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -219,17 +172,17 @@ def test_their_cut_of_an_odd_excess_may_lie_one_pixel_before_ours(tmp_path):
 
 
 PROCESSORS = [
-    ("ViTImageProcessor", {"size": {"height": 32, "width": 32}}, 0),
-    ("BitImageProcessor", {"size": {"shortest_edge": 37}, "crop_size": 32, "do_rescale": True}, 0),
+    ("ViTImageProcessor", {"size": {"height": 32, "width": 32}}),
+    ("BitImageProcessor", {"size": {"shortest_edge": 37}, "crop_size": 32, "do_rescale": True}),
     ("BitImageProcessor", {"size": {"shortest_edge": 36}, "crop_size": {"height": 32, "width": 32},
-                           "do_normalize": False}, 0),
+                           "do_normalize": False}),
     ("DeiTImageProcessor", {"size": {"height": 36, "width": 36},
-                            "crop_size": {"height": 32, "width": 32}}, 0),
+                            "crop_size": {"height": 32, "width": 32}}),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "fields", "doubts"), PROCESSORS)
-def test_their_processor_saved_by_itself_is_understood(tmp_path, name, fields, doubts):
+@pytest.mark.parametrize(("name", "fields"), PROCESSORS)
+def test_their_processor_saved_by_itself_is_understood(tmp_path, name, fields):
     theirs("vit").save_pretrained(tmp_path)
     processor = peer("transformers", f"{name}Pil")(**fields)
     processor.save_pretrained(tmp_path)
@@ -237,8 +190,8 @@ def test_their_processor_saved_by_itself_is_understood(tmp_path, name, fields, d
     pixels = np.random.default_rng(0).integers(0, 256, (48, 48, 3), dtype=np.uint8)
     made = processor(Image.fromarray(pixels), return_tensors="pt")["pixel_values"]
     assert relative(checkpoint.preprocess([pixels]), made) <= 1e-6
-    assert len(checkpoint.metadata["warnings"]) == doubts
-    assert checkpoint.metadata["sure"]["preprocess"] == ("usual" if doubts else "stored")
+    assert checkpoint.metadata["warnings"] == []
+    assert checkpoint.metadata["sure"]["preprocess"] == "stored"
 
 
 def test_older_processors_are_understood(tmp_path):
@@ -270,7 +223,7 @@ def test_a_function_after_a_pooler_that_nothing_reads_is_no_hindrance(tmp_path):
     assert vitkit.load(edited(tmp_path, pooler_act="relu")).model.spec.num_classes
     base = noisy(vitkit.ViTSpec(**SMALL | {"num_classes": 0, "representation_width": 8}))
     folder = edited(written("huggingface", base, tmp_path / "base"), pooler_act="relu")
-    with pytest.raises(vitkit.CheckpointError, match="pooler_act 'relu' is not tanh"):
+    with pytest.raises(CheckpointError, match="pooler_act 'relu' is not tanh"):
         vitkit.load(folder)
 
 
@@ -282,8 +235,3 @@ def test_a_config_that_contradicts_the_tensors_is_doubted(tmp_path):
         "config.json has width 768, the tensors 64",
         "config.json names 2 classes, the head has 7; the names are left out",
     ]
-
-
-def test_a_crop_to_an_oblong_is_refused(tmp_path):
-    with pytest.raises(vitkit.CheckpointError, match=r"--adapt\.fit squash"):
-        with_preprocess(tmp_path / "made", vitkit.Preprocess(image_size=(32, 48)))

@@ -13,13 +13,14 @@ from torch import nn
 from weights.lucidrains_models import between, old_simple, theirs
 
 import vitkit
+from vitkit import CheckpointError
 
 SCRIPT = Path(__file__).parents[2] / "examples/research/lucidrains_eras.py"
 
 
 def test_files_whose_norm_was_in_the_head_are_refused(tmp_path):
     torch.save(old_simple().state_dict(), tmp_path / "vit.pt")
-    with pytest.raises(vitkit.CheckpointError, match=r"releases 1.0 to 1.15 .* are not read") as e:
+    with pytest.raises(CheckpointError, match=r"releases 1.0 to 1.15 .* are not read") as e:
         vitkit.load(tmp_path / "vit.pt", trust_pickle=True)
     assert "lucidrains_eras.py" in str(e.value)
     assert "\n" not in str(e.value)
@@ -27,7 +28,7 @@ def test_files_whose_norm_was_in_the_head_are_refused(tmp_path):
 
 def test_files_with_a_batch_axis_are_refused(tmp_path):
     torch.save(between(theirs().state_dict()), tmp_path / "vit.pt")
-    with pytest.raises(vitkit.CheckpointError, match=r"only those up to 0.40.2 and from 1.16 on"):
+    with pytest.raises(CheckpointError, match=r"only those up to 0.40.2 and from 1.16 on"):
         vitkit.load(tmp_path / "vit.pt", trust_pickle=True)
 
 

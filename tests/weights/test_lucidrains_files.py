@@ -9,6 +9,7 @@ from weights.lucidrains_models import check_read, theirs
 from weights.round_trips import noisy
 
 import vitkit
+from vitkit import CheckpointError
 
 OURS = {"image_size": 32, "patch_size": 8, "num_classes": 7, "width": 128, "depth": 2,
         "num_heads": 2, "mlp_width": 96, "stem": "normed_linear", "qkv_bias": False,
@@ -47,7 +48,7 @@ def converted(folder, model: vitkit.ViT, **options: object) -> vitkit.Conversion
 
 def test_a_plain_vit_loses_its_biases_of_attention_or_has_none(tmp_path):
     model = ours(**PLAIN, qkv_bias=True)
-    with pytest.raises(vitkit.CheckpointError, match="cannot store: qkv_bias: the biases of"):
+    with pytest.raises(CheckpointError, match="cannot store: qkv_bias: the biases of"):
         converted(tmp_path, model)
     report = converted(tmp_path, model, allow_lossy=True)
     assert report.lost == ("qkv_bias: the biases of query, key and value",)

@@ -88,13 +88,6 @@ def test_the_card_says_what_the_checkpoint_says(tmp_path, checkpoint):
     assert json.loads((tmp_path / "me/bare/config.json").read_text())["num_classes"] == 0
 
 
-def test_the_card_tells_what_the_way_into_the_files_did(tmp_path, checkpoint):
-    scaled = Checkpoint(noisy(SPEC.replace(layer_scale=0.1)), GREY, checkpoint.classes)
-    scaled.push_to_hub("me/folded", hub=LocalHub(tmp_path))
-    text = (tmp_path / "me/folded/README.md").read_text()
-    assert "- folded: layer_scale: multiplied into attn.proj and mlp.fc2" in text
-
-
 @pytest.mark.parametrize(("norm_eps", "known"), [(1e-6, True), (1e-4, False)])
 def test_the_card_shows_only_what_will_run(tmp_path, norm_eps, known):
     """No model of timm's registry takes an epsilon."""
@@ -118,13 +111,6 @@ def test_a_licence_that_the_hub_does_not_list_has_a_name_of_its_own(tmp_path, li
     named.push_to_hub("me/ants", hub=LocalHub(tmp_path))
     metadata = ModelCard((tmp_path / "me/ants/README.md").read_text()).data.to_dict()
     assert {key: metadata[key] for key in metadata if key.startswith("license")} == stated
-
-
-def test_our_own_format_keeps_all_of_it(tmp_path, checkpoint):
-    checkpoint.push_to_hub("me/own", to="vitkit", hub=LocalHub(tmp_path))
-    again = vitkit.load(tmp_path / "me/own")
-    assert again.metadata["metrics"] == {"top1": 0.98765}
-    assert again.metadata["licence"] == "Apache 2.0"
 
 
 def test_what_goes_wrong_is_one_line_and_nothing_is_left(tmp_path, checkpoint):

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import vitkit
+from vitkit import CheckpointError, SpecError
 from vitkit.weights.write import resize_kernel
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 16, "depth": 2, "num_heads": 2,
@@ -76,14 +77,12 @@ def test_a_head_that_was_replaced_is_kept(head):
 @pytest.mark.usefixtures("wrong_types_come_in")
 def test_a_checkpoint_is_refused_with_what_to_call():
     checkpoint = vitkit.Checkpoint(small(), vitkit.Preprocess(), ())
-    with pytest.raises(
-        vitkit.CheckpointError, match=r"such as checkpoint\.model, not a Checkpoint; to"
-    ):
+    with pytest.raises(CheckpointError, match=r"such as checkpoint\.model, not a Checkpoint; to"):
         vitkit.resized(checkpoint, patch_size=4)
 
 
 def test_stems_without_a_pixel_kernel_are_refused():
-    with pytest.raises(vitkit.SpecError, match="stem 'normed_linear' cannot be resized"):
+    with pytest.raises(SpecError, match="stem 'normed_linear' cannot be resized"):
         vitkit.resized(small(stem="normed_linear"), image_size=24, patch_size=4)
-    with pytest.raises(vitkit.SpecError, match="not divisible by patch_size 5"):
+    with pytest.raises(SpecError, match="not divisible by patch_size 5"):
         vitkit.resized(small(), patch_size=5)

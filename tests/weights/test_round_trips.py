@@ -21,6 +21,7 @@ from weights.cells import SMALL
 from weights.round_trips import MODELS, model_of, noisy, same_bits, same_files, stored, written
 
 import vitkit
+from vitkit import CheckpointError
 from vitkit.models.presets import preset
 from vitkit.weights.write import FORMATS, prepare_files
 
@@ -150,7 +151,7 @@ def test_every_preset_that_a_format_holds_comes_back(tmp_path, name):
             model, how = fitted(small(spec), name)
             if relevant(model.spec) not in done:
                 there_and_back(name, model, tmp_path / str(number), {"position_resampling"})
-        except vitkit.CheckpointError:
+        except CheckpointError:
             continue
         done.add(relevant(model.spec))
         held[how] += len(presets_of_it)
@@ -262,7 +263,7 @@ def any_model_comes_back(name: str, examples: int) -> Counter[str]:
                 model, how = fitted(noisy(spec), name)
                 without_strangers(name, model)
                 written(name, model, Path(folder) / "tried")
-            except vitkit.CheckpointError:
+            except CheckpointError:
                 assume(False)
             again = there_and_back(name, model, Path(folder), UNSAID[name])
             assert torch.equal(logits(again), logits(model))

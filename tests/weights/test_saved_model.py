@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import vitkit
+from vitkit import CheckpointError
 
 SPEC = vitkit.ViTSpec(
     image_size=16, patch_size=4, num_classes=3, width=16, depth=2, num_heads=2, mlp_width=32
@@ -181,7 +182,7 @@ def test_what_a_file_cannot_hold_is_refused_with_the_reason(tmp_path: Path, mode
     ):
         with (
             torch.compiler.set_stance("force_eager"),  # the checks of the tests do not compile
-            pytest.raises(vitkit.CheckpointError, match=message) as error,
+            pytest.raises(CheckpointError, match=message) as error,
         ):
             write()
         assert "\n" not in str(error.value)
@@ -189,18 +190,14 @@ def test_what_a_file_cannot_hold_is_refused_with_the_reason(tmp_path: Path, mode
 
 
 def test_maps_are_saved_by_their_model(tmp_path: Path, model):
-    with pytest.raises(
-        vitkit.CheckpointError, match="FeatureMaps is not a ViT; pass the ViT in it"
-    ):
+    with pytest.raises(CheckpointError, match="FeatureMaps is not a ViT; pass the ViT in it"):
         vitkit.save(tmp_path / "m.safetensors", vitkit.FeatureMaps(model, 1), preprocess=PIXELS)
 
 
 def test_hooks_of_a_wrapper_are_refused(tmp_path: Path, model):
     wrapped = nn.DataParallel(model)
     wrapped.register_forward_hook(lambda module, inputs, output: 2 * output)
-    with pytest.raises(
-        vitkit.CheckpointError, match="the forward hooks of the DataParallel around"
-    ):
+    with pytest.raises(CheckpointError, match="the forward hooks of the DataParallel around"):
         vitkit.save(tmp_path / "m.safetensors", wrapped, preprocess=PIXELS)
 
 
@@ -226,7 +223,7 @@ def test_a_partial_file_names_what_is_left_out_and_missing(tmp_path: Path, model
     state["further.weight"] = torch.zeros(2)
     path = tmp_path / "model.safetensors"
     safetensors.torch.save_file(state, path)
-    with pytest.raises(vitkit.CheckpointError, match=r"pass strict=False \(--allow-partial\)"):
+    with pytest.raises(CheckpointError, match=r"pass strict=False \(--allow-partial\)"):
         vitkit.load(path, num_heads=2)
     caplog.set_level(logging.WARNING, logger="vitkit")
     checkpoint = vitkit.load(path, num_heads=2, strict=False)

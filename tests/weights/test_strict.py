@@ -10,6 +10,7 @@ import torch
 from noise import fill_with_noise
 
 import vitkit
+from vitkit import CheckpointError
 from vitkit.weights.catalogue import find
 
 GREY = {"image_size": 16, "patch_size": 4, "in_channels": 1, "depth": 1, "width": 24,
@@ -39,25 +40,17 @@ def test_grey_images_stay_grey_in_every_format(tmp_path, to):
 
 def test_a_file_that_describes_itself_takes_no_settings(tmp_path):
     stored = saved(tmp_path / "m.safetensors")
-    with pytest.raises(
-        vitkit.CheckpointError, match="describes itself completely; leave out num_heads"
-    ):
+    with pytest.raises(CheckpointError, match="describes itself completely; leave out num_heads"):
         vitkit.inspect(stored, num_heads=3)
 
 
 def test_an_unknown_format_is_named_before_anything_is_pushed(tmp_path):
     checkpoint = vitkit.load(saved(tmp_path / "m.safetensors"))
     with pytest.raises(
-        vitkit.CheckpointError,
+        CheckpointError,
         match=r"--to \(to=\) .hugingface. is not a format; pass one of .*huggingface",
     ):
         checkpoint.push_to_hub("me/x", to="hugingface")
-
-
-def test_a_file_of_a_repository_is_not_a_path_of_this_machine(tmp_path):
-    stored = saved(tmp_path / "m.safetensors")
-    with pytest.raises(vitkit.CheckpointError, match="expected hf://owner/name"):
-        vitkit.load(f"hf://owner/name:{stored}")
 
 
 def test_deit_s_images_keep_their_margin_at_384(tmp_path):

@@ -18,7 +18,7 @@ from torch import Tensor
 from weights.round_trips import noisy, stored, written
 
 import vitkit
-from vitkit import cli
+from vitkit import CheckpointError, cli
 
 State = dict[str, Any]
 SPEC = vitkit.ViTSpec(image_size=32, patch_size=8, width=64, depth=2, num_heads=1, mlp_width=96,
@@ -121,7 +121,7 @@ PARTS: dict[str, tuple[Callable[[], State], str]] = {
 
 def test_a_whole_model_in_a_pickle_is_named_with_what_to_save(tmp_path):
     with pytest.raises(
-        vitkit.CheckpointError, match=r"it has a vitkit\.models\.vit\.ViT; save only tensors"
+        CheckpointError, match=r"it has a vitkit\.models\.vit\.ViT; save only tensors"
     ):
         read(tmp_path, {"model": MODEL})
 
@@ -164,7 +164,7 @@ REFUSED: dict[str, tuple[State, str]] = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_is_ambiguous_is_refused(what, tmp_path):
     content, message = REFUSED[what]
-    with pytest.raises(vitkit.CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match=message):
         read(tmp_path, content)
 
 
@@ -197,7 +197,7 @@ def test_transformers_models_that_are_not_supported_are_named(kind, model_type, 
     config, model = peer("transformers", f"{kind}Config", f"{kind}Model")
     model(config(**SIZES)).save_pretrained(tmp_path)
     with pytest.raises(
-        vitkit.CheckpointError, match=f"model_type '{model_type}' of transformers is not supported"
+        CheckpointError, match=f"model_type '{model_type}' of transformers is not supported"
     ):
         vitkit.load(tmp_path)
 
@@ -211,7 +211,7 @@ def test_a_size_that_its_patches_do_not_divide_names_the_one_that_works(tmp_path
     config = {"architecture": name, "model_args": sizes,
               "pretrained_cfg": {"input_size": [3, 384, 384]}}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(vitkit.CheckpointError, match=r"image_size=378 \(--spec.image-size 378\)"):
+    with pytest.raises(CheckpointError, match=r"image_size=378 \(--spec.image-size 378\)"):
         vitkit.load(tmp_path)
     found = vitkit.load(tmp_path, image_size=378)
     images = torch.randn(1, 3, 384, 384, generator=torch.Generator().manual_seed(0))
@@ -279,7 +279,7 @@ def test_a_prefix_that_repeats_is_removed_a_few_times(tmp_path):
     prefix = "module." * 2000
     path = tmp_path / "model.safetensors"
     save_file(under(prefix, TIMM), path)
-    with pytest.raises(vitkit.CheckpointError, match="in no known format"):
+    with pytest.raises(CheckpointError, match="in no known format"):
         vitkit.load(path)
     save_file(under("module._orig_mod.module.", TIMM), path)
     assert same_logits(vitkit.load(path).model)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from weights.round_trips import BASE, MODELS, model_of, noisy
 
 import vitkit
-from vitkit import cli
+from vitkit import CheckpointError, cli
 from vitkit.weights import verify
 
 LIBRARIES = {name: f.reference for name, f in verify.FORMATS.items() if f.reference}
@@ -77,7 +77,7 @@ def test_a_file_that_is_not_theirs_is_refused_or_differs(tmp_path, monkeypatch, 
     if fault == "swapped":
         assert converted(tmp_path, to, model).max_difference > 10 * TOLERANCE
         return
-    with pytest.raises(vitkit.CheckpointError, match=r"refuses the converted file: .*weight"):
+    with pytest.raises(CheckpointError, match=r"refuses the converted file: .*weight"):
         converted(tmp_path, to, model)
 
 

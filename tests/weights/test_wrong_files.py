@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from weights.round_trips import noisy, without_our_entry, written
 
 import vitkit
+from vitkit import CheckpointError
 
 BASE = {"image_size": 32, "patch_size": 8, "width": 128, "depth": 2, "num_heads": 2,
         "mlp_width": 96, "num_classes": 7}  # fmt: skip
@@ -56,7 +57,7 @@ def spoiled(name: str, folder: Path, change: Change) -> Path:
 
 
 def refused(message: str, act: Callable[[], object]) -> None:
-    with pytest.raises(vitkit.CheckpointError, match=message) as caught:
+    with pytest.raises(CheckpointError, match=message) as caught:
         act()
     assert "\n" not in str(caught.value)
 
