@@ -1,4 +1,4 @@
-"""Tokens and maps of inner layers: equal to timm's, DINOv2's and a Record's."""
+"""Tokens and maps of inner layers: equal to timm's and a Record's."""
 
 from __future__ import annotations
 
@@ -94,52 +94,11 @@ def test_intermediates_are_those_of_a_record():
     )
     for layer, (patches, prefix) in zip([1, 3], found, strict=True):
         assert torch.equal(torch.cat([prefix, patches], dim=1), record.tokens[layer])
-
-
-class DINOv2Call:
-    """The lines of facebookresearch/dinov2, dinov2/models/vision_transformer.py, on our parts."""
-
-    def __init__(self, model: vitkit.ViT) -> None:
-        self.model, self.registers = model, model.spec.num_registers
-
-    def __call__(self, x, n=1, reshape=False, return_class_token=False, norm=True):
-        record = vitkit.Record(tokens=range(len(self.model.blocks)))
-        self.model(x, record)
-        total = len(self.model.blocks)
-        taken = range(total - n, total) if isinstance(n, int) else n
-        outputs = [record.tokens[layer] for layer in taken]
-        if norm:
-            outputs = [self.model.norm(out) for out in outputs]
-        class_tokens = [out[:, 0] for out in outputs]
-        outputs = [out[:, 1 + self.registers :] for out in outputs]
-        if reshape:
-            batch, _, height, width = x.shape
-            outputs = [
-                out.reshape(batch, height // 8, width // 8, -1).permute(0, 3, 1, 2).contiguous()
-                for out in outputs
-            ]
-        return (
-            tuple(zip(outputs, class_tokens, strict=True)) if return_class_token else tuple(outputs)
-        )
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        {},
-        {"n": 3},
-        {"n": [0, 2], "reshape": True},
-        {"n": 2, "return_class_token": True},
-        {"n": [3], "norm": False, "reshape": True, "return_class_token": True},
-    ],
-)
-@torch.inference_mode()
-def test_layers_are_dinov2_s(call):
-    model, _ = pair("registers")
-    images = torch.randn(2, 3, 32, 48)
-    expected = DINOv2Call(model)(images, **call)
-    found = model.get_intermediate_layers(images, **call)
-    assert_same(found, expected)
+    pairs = ours.get_intermediate_layers(images, [1, 3], return_class_token=True)
+    for layer, (patches, token) in zip([1, 3], pairs, strict=True):  # with the norm, as DINOv2's
+        expected = ours.norm(record.tokens[layer])
+        assert torch.equal(patches, expected[:, 4:])
+        assert torch.equal(token, expected[:, 0])
 
 
 @pytest.mark.parametrize(

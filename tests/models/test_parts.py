@@ -4,31 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from models.test_systems import TORCH_S
 from noise import fill_with_noise
 from torch import nn
 
 import vitkit
 from vitkit import SpecError
 from vitkit.models.attention import Context, attention_weights, plain_attention, use_attention
-
-
-def copy_block(ours: vitkit.EncoderBlock, theirs: nn.TransformerEncoderLayer) -> None:
-    """torch's layer gets our weights, name by name."""
-    pairs = {
-        "self_attn.in_proj_weight": ours.attn.qkv.weight,
-        "self_attn.in_proj_bias": ours.attn.qkv.bias,
-        "self_attn.out_proj.weight": ours.attn.proj.weight,
-        "self_attn.out_proj.bias": ours.attn.proj.bias,
-        "linear1.weight": ours.mlp.fc1.weight,
-        "linear1.bias": ours.mlp.fc1.bias,
-        "linear2.weight": ours.mlp.fc2.weight,
-        "linear2.bias": ours.mlp.fc2.bias,
-        "norm1.weight": ours.norm1.weight,
-        "norm1.bias": ours.norm1.bias,
-        "norm2.weight": ours.norm2.weight,
-        "norm2.bias": ours.norm2.bias,
-    }
-    theirs.load_state_dict({name: value.detach() for name, value in pairs.items()})
 
 
 @pytest.fixture
@@ -45,7 +27,7 @@ def torch_layer() -> nn.TransformerEncoderLayer:
 def test_a_block_equals_torch_s_encoder_layer(tokens):
     ours, theirs = vitkit.EncoderBlock(width=768, num_heads=12, mlp_width=3072), torch_layer()
     fill_with_noise(ours)
-    copy_block(ours, theirs)
+    theirs.load_state_dict({TORCH_S[key]: value for key, value in ours.state_dict().items()})
     assert sum(p.numel() for p in ours.parameters()) == 7_087_872
     difference = (ours.eval()(tokens) - theirs.eval()(tokens)).abs().max()
     assert difference <= 1e-5
@@ -130,12 +112,10 @@ def test_parts_name_what_is_wrong():
 def test_activations_by_name():
     x = torch.linspace(-3, 3, 7)
     expected = {
-        "gelu": nn.functional.gelu(x),
-        "gelu_tanh": nn.functional.gelu(x, approximate="tanh"),
-        "quick_gelu": x * torch.sigmoid(1.702 * x),
-        "relu": x.clamp(min=0),
+        "gelu": nn.functional.gelu(x), "gelu_tanh": nn.functional.gelu(x, approximate="tanh"),
+        "quick_gelu": x * torch.sigmoid(1.702 * x), "relu": x.clamp(min=0),
         "silu": x * torch.sigmoid(x),
-    }
+    }  # fmt: skip
     for name, values in expected.items():
         torch.testing.assert_close(vitkit.MLP(8, 8, activation=name).act(x), values)
 

@@ -26,16 +26,12 @@ WITH_A_HEAD_HERE = {  # timm's default weights of these have none
     "vit_base_r50_s16_224", "vit_huge_patch14_224", "vit_large_patch32_224", "vit_small_patch8_224",
 }  # fmt: skip
 PUBLISHED = {
-    "vit_tiny_patch16_224": 5_717_416,
-    "vit_small_patch16_224": 22_050_664,
-    "vit_base_patch16_224": 86_567_656,
-    "vit_base_patch32_224": 88_224_232,
-    "vit_large_patch16_224": 304_326_632,
-    "vit_large_patch32_224": 306_535_400,
-    "vit_huge_patch14_224": 632_045_800,
-    "vit_base_r50_s16_384": 98_950_952,
+    "vit_tiny_patch16_224": 5_717_416, "vit_small_patch16_224": 22_050_664,
+    "vit_base_patch16_224": 86_567_656, "vit_base_patch32_224": 88_224_232,
+    "vit_large_patch16_224": 304_326_632, "vit_large_patch32_224": 306_535_400,
+    "vit_huge_patch14_224": 632_045_800, "vit_base_r50_s16_384": 98_950_952,
     "vit_cifar_patch4_32": 8_470_026,
-}
+}  # fmt: skip
 FILLING = {"uniform_", "normal_", "erfinv_", "mul_", "add_", "clamp_", "fill_", "zero_"}
 
 

@@ -147,6 +147,8 @@ def test_what_is_not_there_is_named():
         model(IMAGES, vitkit.Record(attention=[0], queries=[17]))
     with pytest.raises(SettingError, match="cross_attention cannot be recorded"):
         model(IMAGES, vitkit.Record(cross_attention=[0]))
+    with pytest.raises(SettingError, match=r"pooling cannot be recorded: this model's is 'cls'"):
+        model(IMAGES, vitkit.Record(pooling=True))
     with pytest.raises(SettingError, match="keeps whole maps"):
         vitkit.Record(attention=[0], heads=[1], gradients=True)
 
@@ -164,12 +166,6 @@ def test_the_query_of_a_map_head_can_be_recorded():
     whole = (q @ k.transpose(2, 3) / math.sqrt(8)).softmax(-1)
     torch.testing.assert_close(heat.flatten(1), whole.mean(dim=(1, 2)), rtol=0, atol=1e-6)
     assert (attention(model, IMAGES, layer=0) - heat).abs().max() > 1e-3
-
-
-def test_the_map_of_a_map_head_is_not_asked_of_a_model_without_one():
-    model = vitkit.create_model("vit_tiny_patch16_224", depth=1, num_classes=3)
-    with pytest.raises(SettingError, match=r"pooling cannot be recorded: this model's is 'cls'"):
-        model(torch.zeros(1, 3, 224, 224), vitkit.Record(pooling=True))
 
 
 @pytest.mark.parametrize("name", ["attention", "tokens", "cross_attention", "heads", "queries"])

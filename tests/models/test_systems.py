@@ -1,7 +1,7 @@
 """The figures of the notebooks and pages that people learn Vision Transformers from.
 
-What other tests hold already is not repeated: one block and a stack against torch's own, the
-patch arithmetic, the encoder alone, lucidrains' counts, the layer table.
+What other tests hold already is not repeated: one block against torch's own, the patch arithmetic,
+the encoder alone, lucidrains' counts, the layer table.
 """
 
 from __future__ import annotations

@@ -77,13 +77,9 @@ def test_what_a_keyword_leaves_open_follows_from_the_named_model(name, keywords)
 
 def test_rates_are_those_of_timm():
     rates = {
-        "drop_rate": 0.1,
-        "pos_drop_rate": 0.2,
-        "patch_drop_rate": 0.3,
-        "proj_drop_rate": 0.4,
-        "attn_drop_rate": 0.5,
-        "drop_path_rate": 0.6,
-    }
+        "drop_rate": 0.1, "pos_drop_rate": 0.2, "patch_drop_rate": 0.3, "proj_drop_rate": 0.4,
+        "attn_drop_rate": 0.5, "drop_path_rate": 0.6,
+    }  # fmt: skip
     ours = vitkit.create_model(TINY, **SMALL, **rates).spec
     theirs = timm.create_model(TINY, **SMALL, **rates)
     block = theirs.blocks[-1]

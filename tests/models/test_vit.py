@@ -50,15 +50,6 @@ def test_an_image_that_does_not_fit_is_named_with_what_was_expected(shape):
         small()(torch.zeros(*shape))
 
 
-def test_a_grid_of_the_same_count_and_another_shape_is_resampled():
-    model = small()
-    with torch.no_grad():
-        wide = model.embedding(torch.zeros(1, 16, 32), (2, 8), model.cls_token, model.pos_embed)
-        square = model.embedding(torch.zeros(1, 16, 32), (4, 4), model.cls_token, model.pos_embed)
-    torch.testing.assert_close(wide[:, 0], square[:, 0])
-    assert (wide[:, 1:] - square[:, 1:]).abs().max() > 0.01
-
-
 def test_dropout_rates_are_separate_and_off_in_eval_mode():
     for rate in (
         "position_dropout",

@@ -22,7 +22,6 @@ REGISTERS = DINO | {"num_registers": 4, "positions_cover_prefix": False,
                     "position_resampling": "bicubic_antialias"}  # fmt: skip
 BASE = {"width": 768, "depth": 12, "num_heads": 12, "mlp_width": 3072}
 LARGE = {"image_size": 518} | BASE
-DEIT = SMALL | {"distillation_token": True}
 
 
 def both(folder: Path, fields: dict[str, Any], **settings: Any) -> tuple[vitkit.ViT, nn.Module]:
@@ -64,17 +63,6 @@ def test_vit_s_attention_maps_are_those_of_our_record(tmp_path):
     for layer, maps in enumerate(output.attentions):
         torch.testing.assert_close(record.attention[layer], maps, rtol=0, atol=1e-6)
     torch.testing.assert_close(record.tokens[0], output.hidden_states[1], rtol=1e-5, atol=1e-5)
-
-
-@torch.inference_mode()
-def test_deit_with_a_teacher_has_the_logits_of_both_heads(tmp_path):
-    ours, _ = both(tmp_path, DEIT)
-    make = peer("transformers", "DeiTForImageClassificationWithTeacher")
-    images = random_images(2, 96)
-    output = make.from_pretrained(tmp_path).eval()(images)
-    heads = ours.forward_heads(ours.forward_features(images))
-    assert relative(heads[0], output.cls_logits) <= TOLERANCE
-    assert relative(heads[1], output.distillation_logits) <= TOLERANCE
 
 
 @pytest.mark.soak

@@ -47,13 +47,11 @@ def check(ours: nn.Module, theirs: nn.Module, images: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "deit_tiny_distilled_patch16_224",
-        "vit_small_patch14_reg4_dinov2",
-        "vit_base_patch16_siglip_224",
-        "vit_small_patch16_dinov3",
+        "deit_tiny_distilled_patch16_224", "vit_small_patch14_reg4_dinov2",
+        "vit_base_patch16_siglip_224", "vit_small_patch16_dinov3",
         "vit_small_plus_patch16_dinov3_qkvb",
     ],
-)
+)  # fmt: skip
 def test_another_image_size(name):
     patch = preset(name).patch_size[0]
     ours, theirs = build_both(name, dynamic_img_size=True, depth=2)

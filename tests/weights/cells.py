@@ -12,19 +12,13 @@ from vitkit.models.presets import preset
 from vitkit.weights.write import FORMATS, prepare_files
 
 KINDS = {
-    "ViT": "vit_base_patch16_224",
-    "ViT, mean of patches": "vit_base_patch16_gap_224",
-    "DeiT distilled": "deit_base_distilled_patch16_224",
-    "DeiT III": "deit3_base_patch16_224",
-    "DINOv2": "vit_base_patch14_dinov2",
-    "DINOv2 with registers": "vit_base_patch14_reg4_dinov2",
-    "DINOv2 giant (SwiGLU)": "vit_giant_patch14_dinov2",
-    "DINOv3": "vit_base_patch16_dinov3",
-    "CLIP": "vit_base_patch16_clip_224",
-    "SigLIP (MAP)": "vit_base_patch16_siglip_224",
-    "FlexiViT": "flexivit_base",
-    "hybrid R26": "vit_small_r26_s32_224",
-}
+    "ViT": "vit_base_patch16_224", "ViT, mean of patches": "vit_base_patch16_gap_224",
+    "DeiT distilled": "deit_base_distilled_patch16_224", "DeiT III": "deit3_base_patch16_224",
+    "DINOv2": "vit_base_patch14_dinov2", "DINOv2 with registers": "vit_base_patch14_reg4_dinov2",
+    "DINOv2 giant (SwiGLU)": "vit_giant_patch14_dinov2", "DINOv3": "vit_base_patch16_dinov3",
+    "CLIP": "vit_base_patch16_clip_224", "SigLIP (MAP)": "vit_base_patch16_siglip_224",
+    "FlexiViT": "flexivit_base", "hybrid R26": "vit_small_r26_s32_224",
+}  # fmt: skip
 """Row of the table -> a preset of that kind, which is then made smaller."""
 SMALL: dict[str, Any] = {"width": 128, "depth": 2, "num_heads": 2, "mlp_width": 256}
 HOW = {"kept": "exact", "folded": "folded", "approximated": "lossy", "lost": "lossy"}

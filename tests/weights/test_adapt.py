@@ -78,16 +78,6 @@ def test_another_image_resamples_positions_by_the_mode_that_is_named():
         vitkit.adapt(given, resampling="bicubik")
 
 
-def test_a_grid_of_as_many_patches_in_another_shape_is_resampled():
-    given = checkpoint()
-    made = vitkit.adapt(given, image_size=(16, 64))
-    assert made.model.pos_embed.shape == given.model.pos_embed.shape
-    assert (made.model.pos_embed - given.model.pos_embed).abs().max() > 1e-3
-    assert made.metadata["adapted"] == [
-        "approximated: pos_embed: 4 x 4 -> 2 x 8 by bicubic_antialias"
-    ]
-
-
 def test_other_patches_are_flexivit_s():
     given = checkpoint()
     made = vitkit.adapt(given, patch_size=4, image_size=16)

@@ -176,13 +176,10 @@ def test_the_command_lists_them(capsys):
     assert cli.run(["models", "deit_tiny_*", "--pretrained"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [
-        "deit_tiny_patch16_224.fb_in1k",
-        "deit_tiny_distilled_patch16_224.fb_in1k",
-        "deit/deit_tiny_patch16_224",
-        "deit/deit_tiny_distilled_patch16_224",
-        "hf://facebook/deit-tiny-patch16-224",
-        "hf://facebook/deit-tiny-distilled-patch16-224",
-    ]
+        "deit_tiny_patch16_224.fb_in1k", "deit_tiny_distilled_patch16_224.fb_in1k",
+        "deit/deit_tiny_patch16_224", "deit/deit_tiny_distilled_patch16_224",
+        "hf://facebook/deit-tiny-patch16-224", "hf://facebook/deit-tiny-distilled-patch16-224",
+    ]  # fmt: skip
     assert "apache-2.0" in lines[0]
     assert lines[2].endswith(
         "https://dl.fbaipublicfiles.com/deit/deit_tiny_patch16_224-a1311bcf.pth"

@@ -59,14 +59,11 @@ def test_transformers_and_we_read_the_folder(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "kind"),
     [
-        ({}, "huggingface"),
-        ({"num_classes": 0}, "huggingface"),
-        ({"pooling": "mean", "class_token": False}, "timm"),
-        ({"qk_norm": True}, "timm"),
-        ({"positions": "sincos_2d"}, "huggingface"),
-        ({"block": "post_norm"}, "vitkit"),
+        ({}, "huggingface"), ({"num_classes": 0}, "huggingface"),
+        ({"pooling": "mean", "class_token": False}, "timm"), ({"qk_norm": True}, "timm"),
+        ({"positions": "sincos_2d"}, "huggingface"), ({"block": "post_norm"}, "vitkit"),
     ],
-)
+)  # fmt: skip
 @torch.inference_mode()
 def test_the_format_is_the_first_that_holds_the_model(tmp_path, fields, kind):
     model = with_origin(tmp_path, **fields)

@@ -62,13 +62,7 @@ WHOLE: dict[str, State] = {
     **{
         f"entry {name}": {name: TIMM, "optimizer_state_dict": OPTIMIZER, "epoch": 3}
         for name in (
-            "model_state_dict",
-            "module",
-            "net",
-            "weights",
-            "params",
-            "model_state",
-            "mine",
+            "model_state_dict", "module", "net", "weights", "params", "model_state", "mine",
         )
     },
     **{f"prefix {name}": under(name, TIMM) for name in ("model.", "net.", "vit.", "encoder.")},
@@ -78,7 +72,7 @@ WHOLE: dict[str, State] = {
     "compiled blocks": {
         name.replace("blocks.1.", "blocks.1._orig_mod."): tensor for name, tensor in TIMM.items()
     },
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("content", WHOLE.values(), ids=WHOLE)

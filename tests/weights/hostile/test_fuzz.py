@@ -14,11 +14,9 @@ import vitkit
 from vitkit import CheckpointError
 
 SEEDS = {
-    "foreign.safetensors": safetensors_files.whole(),
-    "own.safetensors": safetensors_files.own(),
-    "google.npz": archives.with_array("x", None),
-    "torch.pth": pickles.plain(),
-}
+    "foreign.safetensors": safetensors_files.whole(), "own.safetensors": safetensors_files.own(),
+    "google.npz": archives.with_array("x", None), "torch.pth": pickles.plain(),
+}  # fmt: skip
 Change = tuple[str, float, int, bytes]
 CHANGES = st.lists(
     st.tuples(

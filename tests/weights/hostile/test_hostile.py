@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import forked
 from weights.hostile import archives, documents, pickles, safetensors_files
 from weights.hostile.watch import Case
 
@@ -174,12 +173,3 @@ def test_the_watch_sees_what_a_careless_reader_lets_happen(unsafe_watch, tmp_pat
     unseen = [name for name, found in results.items() if not found.get("events")]
     assert not unseen
     assert {place.name for place in canaries.iterdir()} == set(names)
-
-
-def test_the_command_says_it_too(tmp_path):
-    path = tmp_path / "weights.safetensors"
-    path.write_bytes(safetensors_files.whole()[:-1])
-    with forked(["inspect", str(path)], tmp_path) as result:
-        assert (result.wait(), result.stdout) == (2, "")
-    assert result.stderr.startswith(f"vitkit: {path}: not a complete safetensors file")
-    assert result.stderr.count("\n") == 1
