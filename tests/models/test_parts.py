@@ -109,17 +109,6 @@ def test_parts_name_what_is_wrong():
         vitkit.MLP(width=8, mlp_width=8, activation="gelo")
 
 
-def test_activations_by_name():
-    x = torch.linspace(-3, 3, 7)
-    expected = {
-        "gelu": nn.functional.gelu(x), "gelu_tanh": nn.functional.gelu(x, approximate="tanh"),
-        "quick_gelu": x * torch.sigmoid(1.702 * x), "relu": x.clamp(min=0),
-        "silu": x * torch.sigmoid(x),
-    }  # fmt: skip
-    for name, values in expected.items():
-        torch.testing.assert_close(vitkit.MLP(8, 8, activation=name).act(x), values)
-
-
 @pytest.mark.parametrize("tokens", [5, 31])
 def test_short_rows_in_bfloat16_are_the_softmax_rounded_once(tokens: int):
     q, k = torch.randn(2, 1, 3, tokens, 8, dtype=torch.bfloat16)

@@ -12,9 +12,8 @@ from PIL import Image
 from scipy import ndimage
 
 import vitkit
-from vitkit.models.attention import rotate
 from vitkit.models.embedding import PatchDropout
-from vitkit.models.positions import RotaryPositions, resample_positions, sincos_1d, sincos_2d
+from vitkit.models.positions import resample_positions, sincos_1d, sincos_2d
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 32, "depth": 2, "num_heads": 4,
          "mlp_width": 64, "num_classes": 7}  # fmt: skip
@@ -119,25 +118,6 @@ def test_grids_are_compared_by_both_sides():
     assert resample_positions(table, (4, 4), (4, 4)) is table
 
 
-def test_rotation_turns_pairs_as_complex_numbers_and_leaves_prefix_tokens():
-    rope = RotaryPositions(head_width=8, temperature=100.0)
-    sin, cos = rope((2, 3), torch.zeros(1, 2 + 6, 16))
-    assert sin.shape == (8, 8)
-    x = torch.randn(1, 1, 8, 8)
-    turned = rotate(x, (sin, cos))
-    assert torch.equal(turned[:, :, :2], x[:, :, :2])
-    for token in range(6):
-        row, column = divmod(token, 3)
-        place = (2 * (row + 0.5) / 2 - 1, 2 * (column + 0.5) / 3 - 1)
-        for pair in range(4):
-            angle = 2 * math.pi * place[pair // 2] / 100.0 ** (4 * (pair % 2) / 8)
-            number = complex(x[0, 0, 2 + token, pair], x[0, 0, 2 + token, pair + 4])
-            expected = number * complex(math.cos(angle), math.sin(angle))
-            made = turned[0, 0, 2 + token]
-            assert made[pair].item() == pytest.approx(expected.real, abs=1e-5)
-            assert made[pair + 4].item() == pytest.approx(expected.imag, abs=1e-5)
-
-
 @pytest.mark.parametrize(
     "positions", ["learned", "sincos_1d", "sincos_2d", "sincos_2d_moco", "sincos_2d_mae", "rope"]
 )
@@ -155,18 +135,6 @@ def test_without_positions_patches_are_a_set():
     fill_with_noise(model, std=0.3)
     images = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(model(images), model(images.roll(8, dims=3)))
-
-
-def test_a_table_without_prefix_rows_equals_one_with_zero_rows():
-    bare = vitkit.ViT(vitkit.ViTSpec(**SMALL, positions_cover_prefix=False, num_registers=2)).eval()
-    fill_with_noise(bare, std=0.3)
-    full = vitkit.ViT(vitkit.ViTSpec(**SMALL, num_registers=2)).eval()
-    state = bare.state_dict()
-    assert state["pos_embed"].shape == (1, 16, 32)
-    state["pos_embed"] = torch.cat([torch.zeros(1, 3, 32), state["pos_embed"]], dim=1)
-    full.load_state_dict(state)
-    images = torch.randn(2, 3, 32, 32)
-    assert torch.equal(bare(images), full(images))
 
 
 def test_patch_dropout_keeps_prefix_and_order_and_the_rows_of_the_rotation():

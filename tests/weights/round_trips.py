@@ -76,6 +76,10 @@ MODELS: dict[str, list[dict[str, Any]]] = {
         EVA | {"mlp": "swiglu_split", "activation": "silu", "qkv_bias": False},
         HYBRID | {"resnet_layers": (2, 2, 2, 2), "resnet_variant": "timm", "depth": 2},
         NO_HEAD | {"norm": "rms", "pooling": "mean", "norm_before_pool": False},
+        {"qkv_bias": False, "qk_norm": True, "layer_scale": 1e-5, "activation": "relu"},
+        MAP | {"final_norm": True, "mlp_width": 200}, {"pooling": "mean_all"},
+        GREY | {"pooling": "mean", "norm_before_pool": False, "num_registers": 3},
+        {"embedding_norm": True, "patch_bias": False, "positions": "none"},
     ],
 }  # fmt: skip
 """Format -> models that it holds as they are."""

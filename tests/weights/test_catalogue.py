@@ -193,3 +193,8 @@ def test_the_document_agrees_with_the_catalogue():
     assert (ROOT / "docs" / "weights.md").read_text(encoding="utf-8") == page(), (
         "docs/weights.md is not what scripts/weights_table.py writes; run it"
     )
+
+
+def test_deit_s_images_keep_their_margin_at_384():
+    """Its datasets.py resizes to the side over 0.875, "to maintain same ratio"."""
+    assert find("deit/deit_base_patch16_384").preprocess.crop_ratio == 0.875

@@ -174,3 +174,19 @@ def test_an_oblong_size_is_noted_only_where_the_file_cannot_say_it(tmp_path, siz
         assert report.max_difference <= 1e-5
         asked = {} if is_noted else {"image_size": size}
         assert vitkit.load(tmp_path / to, **asked).model.spec.image_size == size
+
+
+@pytest.mark.parametrize("to", ["google", "torchvision", "jeonsworld"])
+def test_grey_images_stay_grey_in_every_format(tmp_path, to):
+    """Google's .npz has no place for mean and std, and its usual ones are three numbers."""
+    model = noisy(vitkit.ViTSpec(**SMALL | {"in_channels": 1}))
+    preprocess = vitkit.Preprocess(image_size=32, mean=(0.5,), std=(0.5,))
+    own = vitkit.save(tmp_path / "own.safetensors", model, preprocess=preprocess)
+    (file, *_) = vitkit.convert(own, tmp_path / to, to=to, allow_lossy=True).files
+    back = vitkit.load(file)
+    assert back.model.spec.in_channels == back.preprocess.channels == 1
+
+
+def test_a_file_that_describes_itself_takes_no_settings(tmp_path):
+    with pytest.raises(CheckpointError, match="describes itself completely; leave out num_heads"):
+        vitkit.inspect(saved(tmp_path)[1], num_heads=3)

@@ -9,63 +9,30 @@ import torch
 from peers import relative
 from torch import Tensor
 from torch.nn import functional as F
-from weights.round_trips import same_bits, stored, written
+from weights.round_trips import noisy, stored, written
 
 import vitkit
 
 Weights = dict[str, Tensor]
-WIDTH, HEADS, DEPTH, HIDDEN, CLASSES = 128, 2, 2, 192, 7
+WIDTH, HEADS, DEPTH = 128, 2, 2
+SMALL = {"image_size": 32, "patch_size": 8, "width": WIDTH, "depth": DEPTH, "num_heads": HEADS,
+         "mlp_width": 192, "num_classes": 7, "position_resampling": "bilinear_aligned"}  # fmt: skip
+HYBRID = SMALL | {"stem": "resnet", "resnet_variant": "jeonsworld", "resnet_layers": (1, 2, 1),
+                  "image_size": 64, "patch_size": 16}  # fmt: skip
 EMBEDDINGS, LAYER = "transformer.embeddings", "transformer.encoder.layer"
 SWAPPED = (f"{LAYER}.0.attn.query.weight", f"{LAYER}.0.attn.key.weight")
 
 
-def their_weights(units: tuple[int, ...] = (), seed: int = 0) -> Weights:
-    """A `state_dict()` of theirs, with or without a hybrid stem, every number a random one."""
-    generator = torch.Generator().manual_seed(seed)
-    made: Weights = {}
+class Noted(dict[str, Tensor]):
+    """Weights that note which of them are read."""
 
-    def add(name: str, *shape: int, around: float = 0.0) -> None:
-        made[name] = around + 0.05 * torch.randn(shape, generator=generator)
+    def __init__(self, weights: Weights) -> None:
+        super().__init__(weights)
+        self.read = set[str]()
 
-    def norm(name: str, width: int) -> None:
-        add(f"{name}.weight", width, around=1.0)
-        add(f"{name}.bias", width)
-
-    def linear(name: str, inputs: int, outputs: int) -> None:
-        add(f"{name}.weight", outputs, inputs)
-        add(f"{name}.bias", outputs)
-
-    channels, cells = 3, 8
-    if units:
-        root, channels, cells = f"{EMBEDDINGS}.hybrid_model", 64, 1
-        add(f"{root}.root.conv.weight", 64, 3, 7, 7)
-        norm(f"{root}.root.gn", 64)
-        for stage, (count, width) in enumerate(zip(units, (256, 512, 1024), strict=True), 1):
-            for unit in range(1, count + 1):
-                name = f"{root}.body.block{stage}.unit{unit}"
-                inner = width // 4
-                shapes = ((inner, channels, 1, 1), (inner, inner, 3, 3), (width, inner, 1, 1))
-                for k, shape in enumerate(shapes, 1):
-                    add(f"{name}.conv{k}.weight", *shape)
-                    norm(f"{name}.gn{k}", shape[0])
-                if unit == 1:
-                    add(f"{name}.downsample.weight", width, channels, 1, 1)
-                    norm(f"{name}.gn_proj", width)
-                channels = width
-    add(f"{EMBEDDINGS}.cls_token", 1, 1, WIDTH)
-    add(f"{EMBEDDINGS}.position_embeddings", 1, 17, WIDTH)
-    add(f"{EMBEDDINGS}.patch_embeddings.weight", WIDTH, channels, cells, cells)
-    add(f"{EMBEDDINGS}.patch_embeddings.bias", WIDTH)
-    for layer in range(DEPTH):
-        for name in ("attention_norm", "ffn_norm"):
-            norm(f"{LAYER}.{layer}.{name}", WIDTH)
-        for name in ("query", "key", "value", "out"):
-            linear(f"{LAYER}.{layer}.attn.{name}", WIDTH, WIDTH)
-        linear(f"{LAYER}.{layer}.ffn.fc1", WIDTH, HIDDEN)
-        linear(f"{LAYER}.{layer}.ffn.fc2", HIDDEN, WIDTH)
-    norm("transformer.encoder.encoder_norm", WIDTH)
-    linear("head", WIDTH, CLASSES)
-    return made
+    def __getitem__(self, name: str) -> Tensor:
+        self.read.add(name)
+        return super().__getitem__(name)
 
 
 def their_logits(w: Weights, images: Tensor) -> Tensor:
@@ -127,31 +94,24 @@ def their_stem(w: Weights, x: Tensor) -> Tensor:
     return x
 
 
-def saved(weights: Weights, path):
-    torch.save(weights, path)
-    return vitkit.load(path, trust_pickle=True)
-
-
 @torch.inference_mode()
-@pytest.mark.parametrize(("units", "side"), [((), 32), ((1, 2, 1), 64)])
-def test_their_file_is_computed_as_they_do(tmp_path, units, side):
-    weights, images = their_weights(units), torch.randn(2, 3, side, side)
-    checkpoint = saved(weights, tmp_path / "cifar10_checkpoint.bin")
+@pytest.mark.parametrize("fields", [SMALL, HYBRID], ids=["plain", "hybrid"])
+def test_our_files_and_theirs_are_computed_as_they_do(tmp_path, fields):
+    """Their forward reads each tensor of the file, and no other."""
+    model = noisy(vitkit.ViTSpec(**fields))
+    weights = Noted(stored(written("jeonsworld", model, tmp_path / "ours")))
+    images = torch.randn(2, 3, *model.spec.image_size)
     expected = their_logits(weights, images)
+    assert weights.read == weights.keys()
+    assert relative(model(images), expected) <= 1e-5
+    torch.save(dict(weights), tmp_path / "cifar10_checkpoint.bin")
+    checkpoint = vitkit.load(tmp_path / "cifar10_checkpoint.bin", trust_pickle=True)
     assert checkpoint.format == "jeonsworld"
-    assert checkpoint.model.spec.resnet_layers == units
-    assert checkpoint.model.spec.num_heads == HEADS
-    assert relative(checkpoint.model(images), expected) <= 1e-5
-    same_bits(weights, stored(written("jeonsworld", checkpoint.model, tmp_path / "again")))
+    assert torch.equal(checkpoint.model(images), model(images))
+    preprocess, sure = checkpoint.preprocess, checkpoint.metadata["sure"]
+    assert (preprocess.fit, preprocess.interpolation) == ("squash", "bilinear")
+    assert preprocess.mean == preprocess.std == (0.5, 0.5, 0.5)
+    assert (sure["num_heads"], sure["width"]) == ("usual", "shapes")
     one, other = SWAPPED
     swapped = weights | {one: weights[other], other: weights[one]}
     assert relative(their_logits(swapped, images), expected) > 1e-4
-
-
-def test_images_are_squashed_to_the_range_from_minus_one(tmp_path):
-    checkpoint = saved(their_weights(), tmp_path / "theirs.bin")
-    preprocess = checkpoint.preprocess
-    assert (preprocess.fit, preprocess.interpolation) == ("squash", "bilinear")
-    assert preprocess.mean == preprocess.std == (0.5, 0.5, 0.5)
-    assert checkpoint.metadata["sure"]["num_heads"] == "usual"
-    assert checkpoint.metadata["sure"]["width"] == "shapes"

@@ -1,15 +1,61 @@
-"""lucidrains' files: read as its newest classes compute, and written for them."""
+"""lucidrains' files: read as its newest classes compute, written for them, or refused by era."""
 
 from __future__ import annotations
 
+import runpy
+import sys
+from pathlib import Path
+
 import pytest
 import torch
-from torch import nn
-from weights.lucidrains_models import check_read, theirs
+from noise import fill_with_noise
+from peers import TOLERANCE, peer, random_images, relative
+from torch import Tensor, nn
 from weights.round_trips import noisy
 
 import vitkit
 from vitkit import CheckpointError
+
+SIZES = {"image_size": 32, "patch_size": 8, "num_classes": 7, "dim": 128, "depth": 2,
+         "heads": 2, "mlp_dim": 96}  # fmt: skip
+
+
+def theirs(kind: str = "cls", **fields: object) -> nn.Module:
+    """Their newest model, of random numbers: pooled by `cls` or `mean`, or the `simple` one."""
+    if kind == "simple":
+        model = peer("vit_pytorch.simple_vit", "SimpleViT")(**SIZES | fields)
+    else:
+        model = peer("vit_pytorch.vit", "ViT")(**SIZES | fields, pool=kind)
+    fill_with_noise(model, std=0.05)
+    return model.eval()
+
+
+def old_simple() -> nn.Module:
+    """`SimpleViT` before 1.4: its last norm stood in the head, after pooling."""
+    model = theirs("simple")
+    model.transformer.norm = nn.Identity()
+    model.linear_head = nn.Sequential(nn.LayerNorm(128), model.linear_head)
+    fill_with_noise(model, std=0.05)
+    return model
+
+
+def between(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As from 1.4 to 1.15: tokens and positions have a batch axis."""
+    return weights | {name: weights[name][None] for name in ("cls_token", "pos_embedding")}
+
+
+@torch.inference_mode()
+def check_read(
+    model: nn.Module, path: Path, weights: dict[str, Tensor] | None = None, **overrides: object
+) -> vitkit.Checkpoint:
+    """Their model's weights, or those given, as a file: read by ours, it gives the same logits."""
+    torch.save(weights or model.state_dict(), path / "vit.pt")
+    checkpoint = vitkit.load(path / "vit.pt", trust_pickle=True, **overrides)
+    images = torch.randn(2, 3, *checkpoint.model.spec.image_size)
+    assert checkpoint.format == "lucidrains"
+    assert relative(checkpoint.model(images), model(images)) <= TOLERANCE
+    return checkpoint
+
 
 OURS = {"image_size": 32, "patch_size": 8, "num_classes": 7, "width": 128, "depth": 2,
         "num_heads": 2, "mlp_width": 96, "stem": "normed_linear", "qkv_bias": False,
@@ -59,3 +105,47 @@ def test_a_plain_vit_loses_its_biases_of_attention_or_has_none(tmp_path):
     report = converted(tmp_path, model)
     assert report.folded == ("qkv_bias: it was all zeros",)
     assert report.max_difference <= 1e-5
+
+
+SCRIPT = Path(__file__).parents[2] / "examples/research/lucidrains_eras.py"
+
+
+def test_files_whose_norm_was_in_the_head_are_refused(tmp_path):
+    torch.save(old_simple().state_dict(), tmp_path / "vit.pt")
+    with pytest.raises(CheckpointError, match=r"releases 1.0 to 1.15 .* are not read") as e:
+        vitkit.load(tmp_path / "vit.pt", trust_pickle=True)
+    assert "lucidrains_eras.py" in str(e.value)
+    assert "\n" not in str(e.value)
+
+
+def test_files_with_a_batch_axis_are_refused(tmp_path):
+    torch.save(between(theirs().state_dict()), tmp_path / "vit.pt")
+    with pytest.raises(CheckpointError, match=r"only those up to 0.40.2 and from 1.16 on"):
+        vitkit.load(tmp_path / "vit.pt", trust_pickle=True)
+
+
+@torch.inference_mode()
+def check_converted(folder: Path, model: nn.Module, weights: dict, *flags: str) -> vitkit.ViTSpec:
+    """What the script writes computes the same."""
+    torch.save(weights, folder / "old.pt")
+    sys.argv = [str(SCRIPT), str(folder / "old.pt"), str(folder / "new.safetensors"), *flags]
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+    read, images = vitkit.load(folder / "new.safetensors").model, random_images(2, 32)
+    assert relative(read(images), model(images)) <= TOLERANCE
+    return read.spec
+
+
+@pytest.mark.soak
+def test_the_simple_model_before_its_norm_moved_is_converted(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [])
+    model = old_simple()
+    spec = check_converted(tmp_path, model, model.state_dict(), "--image-size", "32")
+    assert not spec.norm_before_pool
+
+
+@pytest.mark.soak
+def test_a_vit_with_a_batch_axis_is_converted(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [])
+    model = theirs()
+    spec = check_converted(tmp_path, model, between(model.state_dict()))
+    assert (spec.pooling, spec.norm_before_pool) == ("cls", True)

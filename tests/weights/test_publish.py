@@ -112,6 +112,10 @@ def test_what_goes_wrong_is_one_line_and_nothing_is_left(tmp_path, checkpoint):
         CheckpointError, match=r"^checkpoint: as huggingface: it cannot hold class_token = False"
     ):
         Checkpoint(noisy(attention), GREY, ()).push_to_hub("me/x", hub=LocalHub(tmp_path))
+    with pytest.raises(
+        CheckpointError, match=r"--to \(to=\) .hugingface. is not a format; pass one"
+    ):
+        checkpoint.push_to_hub("me/x", to="hugingface", hub=LocalHub(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
