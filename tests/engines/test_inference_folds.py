@@ -129,17 +129,6 @@ def test_other_kernels_are_taken_only_where_they_are_clearly_faster(monkeypatch,
         torch.testing.assert_close(fast(images), model(images), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.skipif(not kernels.can_pack(torch.float32), reason="torch has no oneDNN here")
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_packed_layer_is_a_linear_layer(bias):
-    linear = nn.Linear(48, 32, bias=bias)
-    inputs = torch.randn(3, 7, 48)
-    with torch.inference_mode():
-        packed = kernels.PackedLinear(linear, rows=21)
-        for part in (inputs, inputs[:1]):  # another number of rows, too
-            torch.testing.assert_close(packed(part), linear(part))
-
-
 @pytest.mark.parametrize("mlp", ["plain", "swiglu_packed"])
 def test_a_fused_gelu_is_that_of_the_layer_before(mlp):
     activation = "gelu" if mlp == "plain" else "silu"
@@ -204,9 +193,6 @@ def test_features_take_images_of_any_dtype():
     with torch.inference_mode():
         features = fast.forward_features(some_images().float())
     assert features.patches.dtype == torch.bfloat16
-
-
-# Single images on a GPU, whose kernels one graph starts.
 
 
 def test_the_second_single_image_of_a_kind_makes_the_graph():

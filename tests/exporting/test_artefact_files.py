@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,36 +33,34 @@ def describe_onnx(path: Path, description: str) -> None:
     path.write_bytes(model.SerializeToString())
 
 
+def save_graph(path: Path, node: onnx.NodeProto, size: list[int], weights: object) -> Path:
+    """Write a model of one node from images of a size to three logits."""
+    values = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["B", *sides])
+        for name, sides in (("images", size), ("logits", [3]))
+    ]
+    graph = onnx.helper.make_graph([node], "graph", values[:1], values[1:], [weights])
+    opsets = [onnx.helper.make_opsetid(name, 1 if name else 20) for name in {"", node.domain}]
+    path.write_bytes(onnx.helper.make_model(graph, opset_imports=opsets).SerializeToString())
+    return path
+
+
 def save_onnx(path: Path, *, location: str = "", domain: str = "") -> Path:
     """Write a model of one product; its weights are at `location` if that is named."""
     weights = onnx.numpy_helper.from_array(np.ones((4, 3), np.float32), "weights")
     if location:
         weights.ClearField("raw_data")
         weights.data_location = onnx.TensorProto.EXTERNAL
-        entry = weights.external_data.add()
-        entry.key, entry.value = "location", location
+        weights.external_data.add(key="location", value=location)
     node = onnx.helper.make_node("MatMul", ["images", "weights"], ["logits"], domain=domain)
-    values = [
-        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["B", size])
-        for name, size in (("images", 4), ("logits", 3))
-    ]
-    graph = onnx.helper.make_graph([node], "graph", values[:1], values[1:], [weights])
-    opsets = [onnx.helper.make_opsetid(name, 1 if name else 20) for name in {"", domain}]
-    path.write_bytes(onnx.helper.make_model(graph, opset_imports=opsets).SerializeToString())
-    return path
+    return save_graph(path, node, [4], weights)
 
 
 def save_colour_model(path: Path, **description: object) -> Path:
     """Write a model whose logits are the means of red, green and blue."""
     node = onnx.helper.make_node("ReduceMean", ["images", "axes"], ["logits"], keepdims=0)
-    values = [
-        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["B", *size])
-        for name, size in (("images", [3, 32, 32]), ("logits", [3]))
-    ]
     axes = onnx.numpy_helper.from_array(np.array([2, 3]), "axes")
-    graph = onnx.helper.make_graph([node], "graph", values[:1], values[1:], [axes])
-    opsets = [onnx.helper.make_opsetid("", 20)]
-    path.write_bytes(onnx.helper.make_model(graph, opset_imports=opsets).SerializeToString())
+    save_graph(path, node, [3, 32, 32], axes)
     describe_onnx(path, text(**description))
     return path
 
@@ -138,31 +137,22 @@ def external(location: str) -> onnx.TensorProto:
     return tensor
 
 
-def in_sparse_tensor(model: onnx.ModelProto, tensor: onnx.TensorProto) -> None:
-    attribute = model.graph.node[0].attribute.add(name="a", type=onnx.AttributeProto.SPARSE_TENSOR)
-    attribute.sparse_tensor.values.CopyFrom(tensor)
+Hide = Callable[[onnx.ModelProto, onnx.TensorProto], object]
+KIND = onnx.AttributeProto
+HIDDEN: dict[str, Hide] = {
+    "a sparse tensor": lambda model, tensor: model.graph.node[0].attribute.add(
+        name="a", type=KIND.SPARSE_TENSOR).sparse_tensor.values.CopyFrom(tensor),
+    "sparse tensors": lambda model, tensor: model.graph.node[0].attribute.add(
+        name="a", type=KIND.SPARSE_TENSORS).sparse_tensors.add().indices.CopyFrom(tensor),
+    "the default of a function": lambda model, tensor: model.functions.add(
+        name="f", domain="own").attribute_proto.add(name="a", type=KIND.TENSOR).t.CopyFrom(tensor),
+    "a graph of a function": lambda model, tensor: model.functions.add(
+        name="f", domain="own").node.add(op_type="If").attribute.add(
+        name="then_branch", type=KIND.GRAPH).g.initializer.append(tensor),
+}  # fmt: skip
 
 
-def in_sparse_tensors(model: onnx.ModelProto, tensor: onnx.TensorProto) -> None:
-    attribute = model.graph.node[0].attribute.add(name="a", type=onnx.AttributeProto.SPARSE_TENSORS)
-    attribute.sparse_tensors.add().indices.CopyFrom(tensor)
-
-
-def in_default_of_a_function(model: onnx.ModelProto, tensor: onnx.TensorProto) -> None:
-    function = model.functions.add(name="f", domain="own")
-    function.attribute_proto.add(name="a", type=onnx.AttributeProto.TENSOR).t.CopyFrom(tensor)
-
-
-def in_a_graph_of_a_function(model: onnx.ModelProto, tensor: onnx.TensorProto) -> None:
-    node = model.functions.add(name="f", domain="own").node.add(op_type="If")
-    attribute = node.attribute.add(name="then_branch", type=onnx.AttributeProto.GRAPH)
-    attribute.g.initializer.append(tensor)
-
-
-@pytest.mark.parametrize(
-    "hide",
-    [in_sparse_tensor, in_sparse_tensors, in_default_of_a_function, in_a_graph_of_a_function],
-)
+@pytest.mark.parametrize("hide", HIDDEN.values(), ids=HIDDEN)
 def test_weights_outside_are_found_wherever_they_are_named(tmp_path, capsys, hide):
     path = save_onnx(tmp_path / "a.onnx")
     model = onnx.load(path)

@@ -83,11 +83,12 @@ def test_rates_are_those_of_timm():
     ours = vitkit.create_model(TINY, **SMALL, **rates).spec
     theirs = timm.create_model(TINY, **SMALL, **rates)
     block = theirs.blocks[-1]
-    assert ours.head_dropout == theirs.head_drop.p
-    assert ours.position_dropout == theirs.pos_drop.p
+    assert (ours.head_dropout, ours.position_dropout) == (theirs.head_drop.p, theirs.pos_drop.p)
     assert ours.patch_dropout == theirs.patch_drop.prob
-    assert ours.projection_dropout == block.attn.proj_drop.p
-    assert ours.mlp_dropout == block.mlp.drop1.p
+    assert (ours.projection_dropout, ours.mlp_dropout) == (
+        block.attn.proj_drop.p,
+        block.mlp.drop1.p,
+    )
     assert ours.attention_dropout == block.attn.attn_drop.p
     assert ours.drop_path == pytest.approx(block.drop_path1.drop_prob)
 

@@ -82,9 +82,6 @@ def causal(length: int) -> torch.Tensor:
     return torch.ones(length, length, dtype=torch.bool).triu(1)
 
 
-# --- the figures of torch and of the notebook -----------------------------------------------------
-
-
 def test_sizes():
     assert size(**AS_TORCH) == 44_140_544
     assert size(positions=False, final_norm=False) == 44_401_152
@@ -142,9 +139,6 @@ def test_it_equals_torch_s_with_masks_and_a_swapped_key_shows(norm, activation):
     assert difference() <= 1e-12
 
 
-# --- inputs ---------------------------------------------------------------------------------------
-
-
 def test_ids_are_embedded_times_the_root_of_the_width_and_positions_are_added():
     model = writer(encoder_depth=0, final_norm=False)
     given = ids(2, 300, 11)
@@ -184,9 +178,6 @@ def test_vectors_and_ids_may_be_mixed_and_the_projection_left_out():
     assert small(source_vocabulary=11)(ids(2, 5, 11), vectors(2, 4)).shape == (2, 4, 24)
     assert writer(output_projection=False)(ids(2, 5, 11), ids(2, 4, 13)).shape == (2, 4, 24)
     assert small(width=25, head_width=3)(vectors(2, 5, 25), vectors(2, 4, 25)).shape == (2, 4, 25)
-
-
-# --- masks ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
@@ -250,9 +241,6 @@ def test_rows_of_padding_alone_and_padding_on_the_left_are_finite(norm):
     torch.testing.assert_close(out[1:2], model.decode(target[1:2], memory), rtol=0, atol=1e-12)
 
 
-# --- records --------------------------------------------------------------------------------------
-
-
 def explicit(attention, q, k, mask):
     """softmax(q k^T / sqrt(h)) head by head, from projected queries and keys."""
     maps = []
@@ -313,9 +301,6 @@ def test_a_record_of_what_is_not_there_is_refused():
         model(source, target, target_record=Record(cross_attention=[2]))
     with pytest.raises(SettingError, match="the decoder of a Transformer"):
         model(source, target, source_record=Record(cross_attention=[0]))
-
-
-# --- greedy decoding ------------------------------------------------------------------------------
 
 
 def step_by_step(model, source, mask, end, steps):
@@ -386,9 +371,6 @@ def test_generate_needs_ids_to_write(settings):
         small(**settings).generate(vectors(1, 3), START, END)
 
 
-# --- training -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_gradients_reach_every_parameter(norm):
     model = writer(norm=norm, dropout=0.1).train()
@@ -432,17 +414,9 @@ def test_initial_weights():
             assert (parameter == float(name.endswith("weight"))).all()
 
 
-# --- what is refused ------------------------------------------------------------------------------
-
-
 VECTORS, IDS = vectors(2, 5), ids(2, 4, 13)
 WRONG_INPUTS = [
-    (
-        writer,
-        VECTORS,
-        IDS,
-        r"source: expected ids \(B, T\) in 0\.\.10, got torch.float64 \(2, 5, 24\)",
-    ),
+    (writer, VECTORS, IDS, r"source: expected ids \(B, T\) in 0\.\.10, got .*64 \(2, 5, 24\)"),
     (writer, VECTORS[..., 0], IDS, r"source: expected ids .*, got torch.float64 \(2, 5\)"),
     (writer, ids(2, 5, 11)[0], IDS, r"source: expected ids .*, got torch.int64 \(5,\)"),
     (small, VECTORS, IDS, r"target: expected floats \(B, T, 24\), got torch.int64 \(2, 4\)"),

@@ -227,11 +227,7 @@ def compiled(model: nn.Module) -> Callable[..., Any]:
 
 
 def as_google_reads(arrays: Arrays) -> Arrays:
-    """A file's arrays by Linen's names, renamed by Flax's own function.
-
-    Both codes do this first. vit_jax, checkpoint.py, then takes the axes of length 1 out of a
-    GroupNorm's parameters.
-    """
+    """A file's arrays by Linen's names, as both codes rename them; vit_jax squeezes GroupNorms."""
     convert = peer("flax.training.checkpoints", "convert_pre_linen")
     tree = traverse_util.unflatten_dict(
         {name.removeprefix("params/"): array for name, array in arrays.items()}, sep="/"

@@ -166,11 +166,7 @@ UNREADABLE = {
     "not a model": (lambda model: model.state_dict(), {}, "OrderedDict is not a ViT; pass a"),
     "numbers": (None, {"classes": range(3)}, "classes contains 0; pass a list of class names"),
     "no names": (None, {"classes": None}, "classes contains None; pass a list"),
-    "beyond float32": (
-        too_large,
-        {},
-        r"head\.weight: 1 of 48 numbers are NaN or infinite in float32",
-    ),
+    "beyond float32": (too_large, {}, r"head\.weight: 1 of 48 numbers .* infinite in float32"),
     "one text": (None, {"classes": "abc"}, "classes contains 'abc'; pass a list"),
     "long": (None, {"recipe": ["x" * 1_000_000] * 26}, r"26\.\d MB of metadata, and at most 25 MB"),
     "twice": (None, {"recipe": {1: 0, "1": 0}}, "the key '1' occurs twice"),

@@ -41,6 +41,7 @@ def test_cells_that_are_known_by_other_ways(kind, form, expected):
 
 
 TABLES = [{"positions": kind} for kind in ("sincos_1d", "sincos_2d", "sincos_2d_mae", "none")]
+UNCOVERED = {"positions_cover_prefix": False, "num_registers": 2}
 FOLDS = [
     ({}, {"layer_scale": 1.0}),
     ({}, {"positions_cover_prefix": False}),
@@ -54,13 +55,10 @@ FOLDS = [
     ({"pooling": "mean"}, {"pooling": ("cls_mean",)}),
     ({"representation_width": 6}, {"pooling": ("cls_mean",)}),
     ({"distillation_token": True, "distilled_readout": "cls"}, {"distilled_readout": ("mean",)}),
-    *((fields, {"positions": ("learned",)}) for fields in TABLES),
     *(
-        (
-            fields | {"positions_cover_prefix": False, "num_registers": 2},
-            {"positions": ("learned",)},
-        )
+        (fields | more, {"positions": ("learned",)})
         for fields in TABLES
+        for more in ({}, UNCOVERED)
     ),
 ]
 

@@ -41,9 +41,6 @@ def saved(arrays: Arrays, folder: Path) -> Path:
     return folder
 
 
-# Other layouts, made of the classic one.
-
-
 def linen(arrays: Arrays) -> Arrays:
     swaps = [("Attention_1/", "Attention_0/"), ("/LayerNorm_2/", "/LayerNorm_1/"),
              ("MlpBlock_3/", "MlpBlock_0/")]  # fmt: skip

@@ -56,10 +56,7 @@ Flax = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def flax() -> Iterator[Flax]:
-    """A call of a function in a process of its own.
-
-    Once JAX has computed, its threads run on, and it warns whenever a loader forks a worker.
-    """
+    """A call in a process of its own: JAX's threads run on, and it warns of every later fork."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         yield lambda function, *given: pool.submit(function, *given).result()
 

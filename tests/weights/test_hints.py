@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from vitkit import CheckpointError, SettingError, UserError, cli
 from vitkit.models.presets import table
 
 MODULES = ("vision_transformer", "deit", "vision_transformer_hybrid", "eva")
-DEPTH = 1
+SIZES: dict[str, Any] = {"num_classes": 5, "depth": 1}
 HYBRIDS = ("_r_", "_r26", "_r50", "_resnet", "_mci")
 
 
@@ -30,17 +30,16 @@ def names() -> list[str]:
     return [name for module in MODULES for name in timm.list_models(module=module)]
 
 
-def theirs(name: str) -> tuple[nn.Module, dict[str, Any]]:
+def theirs(name: str) -> nn.Module:
     """timm's model of the name, with one block.
 
     Each tensor is drawn anew, tables and tokens too: what starts at zero or one would hide faults.
     Queries and keys are large, so that attention is far from even and positions matter.
     """
     timm, generator = peer("timm"), torch.Generator().manual_seed(0)
-    arguments: dict[str, Any] = {"num_classes": 5, "depth": DEPTH}
-    if "sapiens" in name:  # theirs are a list, one for each block
-        arguments["num_kv_heads"] = 1
-    model = timm.create_model(name, **arguments).eval()
+    # theirs are a list, one for each block
+    more = {"num_kv_heads": 1} if "sapiens" in name else {}
+    model = timm.create_model(name, **SIZES, **more).eval()
     with torch.no_grad():
         for key, tensor in model.named_parameters():
             noise = torch.randn(tensor.shape, generator=generator)
@@ -51,50 +50,32 @@ def theirs(name: str) -> tuple[nn.Module, dict[str, Any]]:
             else:
                 fan = max(tensor[0].numel(), 1)
                 tensor.copy_(noise * (3.0 if "qkv" in key or ".q." in key else 1.0) / fan**0.5)
-    return model, arguments
-
-
-def as_folder(name: str, model: nn.Module, folder: Path) -> Path:
-    """A folder as timm puts it on the Hub; with the depth of the sweep in it."""
-    peer("timm").models.save_for_hf(model, folder, safe_serialization=True)
-    config = json.loads((folder / "config.json").read_text())
-    config["architecture"] = name
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
-def as_training(name: str, model: nn.Module, place: Path, *, arch: bool = True) -> Path:
-    """A checkpoint as timm's train.py writes it."""
-    content: dict[str, Any] = {"epoch": 3, "state_dict": model.state_dict(), "metric": 0.5,
-                               "args": argparse.Namespace(model=name, lr=0.1)}  # fmt: skip
-    torch.save(content | ({"arch": name} if arch else {}), place)
-    return place
-
-
-def bare(model: nn.Module, place: Path) -> Path:
-    torch.save(model.state_dict(), place)
-    return place
-
-
-Reader = Callable[[str, nn.Module, Path], vitkit.ViT]
+    return model
 
 
 def by_folder(name: str, model: nn.Module, folder: Path) -> vitkit.ViT:
-    return vitkit.load(as_folder(name, model, folder / "hub")).model
+    """As timm puts it on the Hub, with the depth of these tests in it."""
+    place = folder / "hub"
+    peer("timm").models.save_for_hf(model, place, safe_serialization=True)
+    config = json.loads((place / "config.json").read_text())
+    (place / "config.json").write_text(json.dumps(config | {"architecture": name}))
+    return vitkit.load(place).model
 
 
 def by_arch(name: str, model: nn.Module, folder: Path) -> vitkit.ViT:
-    return vitkit.load(as_training(name, model, folder / "t.pth"), trust_pickle=True).model
+    """A checkpoint as timm's train.py writes it."""
+    args = argparse.Namespace(model=name, lr=0.1)
+    place = training_file(folder, model, epoch=3, metric=0.5, args=args, arch=name)
+    return vitkit.load(place, trust_pickle=True).model
 
 
 def by_name(name: str, model: nn.Module, folder: Path) -> vitkit.ViT:
     """The bare file with the preset's name; where there is no such preset, it is refused."""
-    sizes = {"depth": DEPTH, "num_classes": 5}
-    place = bare(model, folder / "bare.pth")
-    return vitkit.create_model(name, pretrained=place, trust_pickle=True, **sizes)
+    torch.save(model.state_dict(), folder / "bare.pth")
+    return vitkit.create_model(name, pretrained=folder / "bare.pth", trust_pickle=True, **SIZES)
 
 
-READERS: dict[str, Reader] = {"folder": by_folder, "arch": by_arch, "name": by_name}
+READERS = {"folder": by_folder, "arch": by_arch, "name": by_name}
 
 
 @torch.inference_mode()
@@ -115,7 +96,7 @@ def difference(ours: vitkit.ViT, model: nn.Module, name: str) -> float:
 
 def outcomes(name: str, folder: Path, readers: Iterator[str]) -> dict[str, str | float]:
     """Reader -> the difference, or the refusal."""
-    model, _ = theirs(name)
+    model = theirs(name)
     found: dict[str, str | float] = {}
     for reader in readers:
         try:
@@ -130,10 +111,6 @@ def outcomes(name: str, folder: Path, readers: Iterator[str]) -> dict[str, str |
 def wrong(found: dict[str, str | float]) -> dict[str, float]:
     return {reader: value for reader, value in found.items()
             if not isinstance(value, str) and not value <= TOLERANCE}  # fmt: skip
-
-
-def known(name: str) -> bool:
-    return name in table()
 
 
 REPRESENTATIVE = [
@@ -169,7 +146,7 @@ def test_a_model_that_vitkit_does_not_compute_is_refused_by_its_name(tmp_path, n
 def test_every_name_of_timm_is_read_right_or_refused(tmp_path, name):
     found = outcomes(name, tmp_path, iter(READERS))
     assert not wrong(found), found
-    if known(name):
+    if name in table():
         assert not any(isinstance(value, str) for value in found.values()), found
 
 
@@ -325,7 +302,7 @@ def test_an_arch_of_another_width_is_ignored_with_a_warning(tmp_path):
 
 def test_timm_s_own_class_with_rotation_is_refused_without_a_model_s_name(tmp_path):
     """timm's saver writes the class's name where it has no arguments: `eva` for PE too."""
-    model, _ = theirs("vit_pe_core_tiny_patch16_384")
+    model = theirs("vit_pe_core_tiny_patch16_384")
     state = {n: t for n, t in model.state_dict().items() if not n.startswith("attn_pool.")}
     torch.save({"arch": "eva", "state_dict": state}, tmp_path / "pe.pth")
     with pytest.raises(CheckpointError, match="rotary positions that are not supported"):

@@ -45,11 +45,9 @@ def between(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @torch.inference_mode()
-def check_read(
-    model: nn.Module, path: Path, weights: dict[str, Tensor] | None = None, **overrides: object
-) -> vitkit.Checkpoint:
-    """Their model's weights, or those given, as a file: read by ours, it gives the same logits."""
-    torch.save(weights or model.state_dict(), path / "vit.pt")
+def check_read(model: nn.Module, path: Path, **overrides: object) -> vitkit.Checkpoint:
+    """Their model as a file: read by ours, it gives the same logits."""
+    torch.save(model.state_dict(), path / "vit.pt")
     checkpoint = vitkit.load(path / "vit.pt", trust_pickle=True, **overrides)
     images = torch.randn(2, 3, *checkpoint.model.spec.image_size)
     assert checkpoint.format == "lucidrains"
@@ -110,42 +108,29 @@ def test_a_plain_vit_loses_its_biases_of_attention_or_has_none(tmp_path):
 SCRIPT = Path(__file__).parents[2] / "examples/research/lucidrains_eras.py"
 
 
-def test_files_whose_norm_was_in_the_head_are_refused(tmp_path):
-    torch.save(old_simple().state_dict(), tmp_path / "vit.pt")
-    with pytest.raises(CheckpointError, match=r"releases 1.0 to 1.15 .* are not read") as e:
-        vitkit.load(tmp_path / "vit.pt", trust_pickle=True)
-    assert "lucidrains_eras.py" in str(e.value)
-    assert "\n" not in str(e.value)
+def test_files_of_the_releases_between_are_refused(tmp_path):
+    for weights, message in (
+        (old_simple().state_dict(), r"releases 1.0 to 1.15 .* are not read.*lucidrains_eras.py"),
+        (between(theirs().state_dict()), r"only those up to 0.40.2 and from 1.16 on"),
+    ):
+        torch.save(weights, tmp_path / "vit.pt")
+        with pytest.raises(CheckpointError, match=message) as error:
+            vitkit.load(tmp_path / "vit.pt", trust_pickle=True)
+        assert "\n" not in str(error.value)
 
 
-def test_files_with_a_batch_axis_are_refused(tmp_path):
-    torch.save(between(theirs().state_dict()), tmp_path / "vit.pt")
-    with pytest.raises(CheckpointError, match=r"only those up to 0.40.2 and from 1.16 on"):
-        vitkit.load(tmp_path / "vit.pt", trust_pickle=True)
-
-
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("flags", "expected"), [(["--image-size", "32"], ("mean", False)), ([], ("cls", True))]
+)
 @torch.inference_mode()
-def check_converted(folder: Path, model: nn.Module, weights: dict, *flags: str) -> vitkit.ViTSpec:
-    """What the script writes computes the same."""
-    torch.save(weights, folder / "old.pt")
-    sys.argv = [str(SCRIPT), str(folder / "old.pt"), str(folder / "new.safetensors"), *flags]
+def test_the_script_converts_both(tmp_path, monkeypatch, flags, expected):
+    model = old_simple() if flags else theirs()
+    weights = model.state_dict() if flags else between(model.state_dict())
+    torch.save(weights, tmp_path / "old.pt")
+    words = [str(SCRIPT), str(tmp_path / "old.pt"), str(tmp_path / "new.safetensors"), *flags]
+    monkeypatch.setattr(sys, "argv", words)
     runpy.run_path(str(SCRIPT), run_name="__main__")
-    read, images = vitkit.load(folder / "new.safetensors").model, random_images(2, 32)
+    read, images = vitkit.load(tmp_path / "new.safetensors").model, random_images(2, 32)
     assert relative(read(images), model(images)) <= TOLERANCE
-    return read.spec
-
-
-@pytest.mark.soak
-def test_the_simple_model_before_its_norm_moved_is_converted(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", [])
-    model = old_simple()
-    spec = check_converted(tmp_path, model, model.state_dict(), "--image-size", "32")
-    assert not spec.norm_before_pool
-
-
-@pytest.mark.soak
-def test_a_vit_with_a_batch_axis_is_converted(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", [])
-    model = theirs()
-    spec = check_converted(tmp_path, model, between(model.state_dict()))
-    assert (spec.pooling, spec.norm_before_pool) == ("cls", True)
+    assert (read.spec.pooling, read.spec.norm_before_pool) == expected

@@ -107,17 +107,6 @@ def flipping(model: vitkit.ViT, block: int = 1) -> nn.Module:
     return model
 
 
-def pre_hook(model: vitkit.ViT) -> nn.Module:
-    model.register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
-    return model
-
-
-def patched_method(model: vitkit.ViT) -> nn.Module:
-    forward = model.blocks[0].forward
-    model.blocks[0].forward = lambda *inputs: 2 * forward(*inputs)
-    return model
-
-
 class Doubled(vitkit.ViT):
     def forward(self, images: Tensor, record: vitkit.Record | None = None) -> Tensor:
         return 2 * super().forward(images, record)
@@ -155,11 +144,9 @@ OWN = "hooks, methods or layers of its own: loaded again, its logits would diffe
 LINEAR = r"model\.head is a {}, and a file can hold only a .*Linear\(16"
 REFUSED = [
     (flipping, OWN),
-    (pre_hook, OWN),
     (lambda m: flipping(put(m, "blocks.0", compiled(m.blocks[0])), block=0), OWN),
     (lambda m: put(m, "blocks.0.mlp.act", nn.ReLU()), OWN),
     (lambda m: put(m, "norm", nn.LayerNorm(16, eps=0.1)), OWN),
-    (patched_method, OWN),
     (lambda m: of_class(Doubled, m), OWN),
     (lambda m: put(m, "head", CosineHead(16, 3)), OWN),
     (lambda m: of_class(Pair, m), r"it would return logits \(1, 3\), and now something else;"),

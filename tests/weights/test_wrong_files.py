@@ -151,11 +151,7 @@ CONFIGS: list[tuple[str, dict[str, Any], str]] = [
     ("huggingface", {"image_size": 64}, "the file has positions for 16"),
     ("huggingface", {"num_attention_heads": "4"}, "num_heads"),
     ("huggingface", {"id2label": ["one"]}, "id2label must map"),
-    (
-        "timm",
-        {"architecture": "vit_base_patch16_224", "model_args": {}},
-        "describes a model of width 768",
-    ),
+    ("timm", {"architecture": "vit_base_patch16_224", "model_args": {}}, "a model of width 768"),
     ("timm", {"architecture": "vit_small_patch16_rope_ape_224"}, "rotary positions"),
     ("timm", {"architecture": "x", "global_pool": "max"}, "global_pool 'max'"),
     ("timm", {"architecture": "x", "model_args": {"act_layer": "mish"}}, "act_layer 'mish'"),
