@@ -1,4 +1,4 @@
-"""The ResNet stem of the hybrids: against timm's, and each variant against plain algebra."""
+"""The ResNet stem of the hybrids: against timm's, and the norms of each code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts by themselves, against torch's own: one block, a stack, attention."""
+"""The parts by themselves, against torch's own: one block, attention, patches."""
 
 from __future__ import annotations
 

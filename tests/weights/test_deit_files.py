@@ -15,11 +15,7 @@ import vitkit
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 128, "depth": 2, "num_heads": 2,
          "mlp_ratio": 2.0, "num_classes": 7}  # fmt: skip
-SIZES = {"image_size": 32, "patch_size": 8, "width": 128, "depth": 2, "num_heads": 2,
-         "mlp_width": 256, "num_classes": 7, "position_resampling": "bicubic"}  # fmt: skip
-NAMES = {"deit_tiny_patch16_224": {}, "deit_tiny_distilled_patch16_224": {
-    "distillation_token": True}, "deit3_small_patch16_224": {
-    "layer_scale": 1e-5, "positions_cover_prefix": False}}  # fmt: skip
+NAMES = ("deit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "deit3_small_patch16_224")
 
 
 def theirs(name: str) -> torch.nn.Module:
@@ -58,12 +54,7 @@ def test_their_checkpoint_is_computed_by_ours(tmp_path, name):
     assert_same(checkpoint.model, model)
 
 
-def test_deit_iii_is_known_by_its_names_without_a_container(tmp_path):
-    state = in_their_words(theirs("deit3_small_patch16_224").state_dict())
-    save_file(state, tmp_path / "model.safetensors")
-    assert vitkit.load(tmp_path).format == "deit"
-
-
-def test_a_bare_plain_state_dict_is_left_to_timm_s_format(tmp_path):
-    save_file(theirs("deit_tiny_patch16_224").state_dict(), tmp_path / "model.safetensors")
-    assert vitkit.load(tmp_path).format == "timm"
+def test_without_a_container_only_deit_iii_is_known_by_its_names(tmp_path):
+    for name, form in (("deit3_small_patch16_224", "deit"), ("deit_tiny_patch16_224", "timm")):
+        save_file(in_their_words(theirs(name).state_dict()), tmp_path / "model.safetensors")
+        assert vitkit.load(tmp_path).format == form
