@@ -15,7 +15,6 @@ from noise import fill_with_noise
 
 import vitkit
 from vitkit import SettingError
-from vitkit.engines.registry import quiet_imports
 
 SCRIPT = Path(__file__).parents[1] / "examples/research/token_merging.py"
 merging = SimpleNamespace(**runpy.run_path(str(SCRIPT)))
@@ -185,42 +184,3 @@ def test_the_script_compares_predictions_with_and_without(tmp_path, monkeypatch,
     runpy.run_path(str(SCRIPT), run_name="__main__")
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["top-1", "same", "multiply-adds:"]
-
-
-def exported(merged: torch.nn.Module) -> torch.export.ExportedProgram:
-    batch = {0: torch.export.Dim("batch")}
-    with torch.no_grad():
-        return torch.export.export(merged, (random_images(2),), dynamic_shapes=(batch,))
-
-
-@pytest.mark.filterwarnings("ignore")  # of the converter, about its own insides
-def test_programs_give_the_same_logits_for_any_batch(monkeypatch):
-    monkeypatch.setitem(sys.modules, "openvino_telemetry", None)
-    quiet_imports()
-    openvino = pytest.importorskip("openvino")
-    merged = merging.merge_tokens(small(pooling="cls_mean", depth=2), 3)
-    program = exported(merged)
-    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
-    compiled = openvino.Core().compile_model(openvino.convert_model(program), "CPU", settings)
-    for count in (1, 2, 5):
-        images = random_images(count)
-        with torch.no_grad():
-            expected = merged(images)
-            torch.testing.assert_close(program.module()(images), expected, atol=1e-5, rtol=1e-5)
-        found = torch.from_numpy(compiled([images.numpy()])[0])
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
-
-
-@pytest.mark.filterwarnings("ignore")  # of the exporter, about its own insides
-def test_an_onnx_graph_gives_the_same_logits(tmp_path):
-    quiet_imports()
-    onnxruntime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    merged = merging.merge_tokens(small(), 3)
-    images = random_images(5)
-    torch.onnx.export(exported(merged), (), tmp_path / "model.onnx", dynamo=True, verbose=False)
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    with torch.no_grad():
-        expected = merged(images)
-        (found,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
-        torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-4, rtol=0)

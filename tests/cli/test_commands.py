@@ -198,15 +198,6 @@ def test_a_reader_that_leaves_early_is_no_error():
     assert child.wait() == 0
 
 
-def test_training_in_a_file_prints_plain_lines(tmp_path):
-    loud = [flag for flag in TRAIN if flag != "--quiet"]
-    with forked(["train", "digits", "--output", str(tmp_path / "run"), *loud], tmp_path) as child:
-        assert (child.wait(), child.stderr) == (0, "")
-    assert "\x1b" not in child.stdout
-    assert "epoch   2/2" in child.stdout
-    assert "test split, 359 images, evaluated once" in child.stdout
-
-
 def test_a_full_disk_ends_a_run_and_leaves_what_was_saved(tmp_path):
     """A fork that may write 20 kB a file: the kernel refuses in the middle of a checkpoint."""
     output = tmp_path / "run"

@@ -86,17 +86,6 @@ def test_paths_on_the_standard_input(root, checkpoint, monkeypatch, capsys):
     assert written() == {"cats/1.png", "dogs/1.png", "cats/1-2.png"}
 
 
-def test_a_missing_image_among_others_is_named_and_the_others_are_done(root, checkpoint, capsys):
-    assert cli.run(["explain", checkpoint, "cats/1.png", "cats/no.png", "cats/2.png"]) == 2
-    out, err = capsys.readouterr()
-    assert "vitkit: cats/no.png: missing: no such file" in err
-    assert "1 of 3 images could not be used" in err
-    assert "2 explanations in explanations" in out
-    assert written() == {"1.png", "2.png"}
-    assert cli.run(["explain", checkpoint, "cats/no.png"]) == 2
-    assert "cats/no.png: no such image" in capsys.readouterr().err
-
-
 def test_images_of_the_same_name_keep_their_folders(root, checkpoint):
     assert cli.run(["explain", checkpoint, "cats/1.png", "dogs/1.png"]) == 0
     assert written() == {"cats/1.png", "dogs/1.png"}

@@ -134,13 +134,6 @@ def test_choices_written_out_are_those_that_exist():
     assert choices["method"] == {*METHODS, "all"}
 
 
-def test_help_of_help_is_the_list_of_verbs(capsys):
-    assert cli.run(["--help"]) == 0
-    text = capsys.readouterr().out
-    assert cli.run(["help", "help"]) == 0
-    assert capsys.readouterr().out == text
-
-
 @pytest.mark.parametrize("program", programs())
 def test_words_of_other_programs_stand_for_settings_that_exist(program):
     known = {field.name for field in dataclasses.fields(vitkit.TrainConfig)}

@@ -132,14 +132,6 @@ def test_labels_are_refused_by_their_row(
     assert expected in refusal(table(tmp_path / "train.parquet", labels, names=names))
 
 
-def test_a_test_split_without_labels_is_left_out(tmp_path: Path) -> None:
-    table(tmp_path / "train.parquet", [0, 1], names=["a", "b"])
-    table(tmp_path / "test.parquet", [-1, -1], names=["a", "b"])
-    dataset = open_dataset(tmp_path)
-    assert list(dataset.splits) == ["train"]
-    assert "test has no labels and is left out" in dataset.notes
-
-
 def test_columns_are_recognised_by_type_then_by_name(tmp_path: Path) -> None:
     path = table(tmp_path / "train.parquet", [0, 1], mask=IMAGES[:2], fine_label=["x", "y"])
     assert open_dataset(path).classes == ("0", "1")

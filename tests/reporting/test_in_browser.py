@@ -114,7 +114,3 @@ def test_runs_side_by_side(browser, pages, tmp_path):
         " row => Array.from(row.cells, cell => cell.textContent))"
     )
     assert ["lr", "0.004", "0.001"] in settings
-    # an earlier comparison is replaced, another file is not
-    path.write_text("<p>mine</p>", encoding="utf-8")
-    assert cli.run(["compare", str(run), str(other), "--report", str(path)]) == 2
-    assert path.read_text(encoding="utf-8") == "<p>mine</p>"

@@ -9,7 +9,7 @@ import signal
 import numpy as np
 import pytest
 from PIL import Image
-from training.starts import SHORT, SPEC, a_checkpoint, train
+from training.starts import SHORT, SPEC, a_checkpoint
 from training.tiny_runs import settings_of
 
 import vitkit
@@ -203,7 +203,3 @@ def test_what_the_user_set_wins_over_a_recipe(tmp_path):
     done = auto("digits", tmp_path / "run", budget="0.05s", workers=0, balance=True)
     config = settings_of(done.run / "scratch")
     assert (config["workers"], config["balance"]) == (0, True)
-
-
-def test_the_test_split_can_stay_closed(tmp_path):
-    assert set(train(tmp_path / "run", epochs=1, test=False, spec=SPEC).metrics) == {"val"}

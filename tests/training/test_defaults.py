@@ -11,7 +11,7 @@ from PIL import Image
 from training.tiny_runs import last_state, settings_of
 
 import vitkit
-from vitkit import DataError, SettingError, cli
+from vitkit import SettingError, cli
 
 USUAL = {"epochs": 10, "batch_size": 128, "last_batch": "drop", "lr": 1e-3, "warmup_epochs": 1.0,
          "opt": "adamw", "beta2": 0.999, "flip": 0.5, "shift": 0, "crop_scale": 0.35}  # fmt: skip
@@ -211,21 +211,6 @@ def test_images_larger_than_the_model_are_shrunk(tmp_path):
 )  # fmt: skip
 def test_the_batch_fits_the_other_settings(given, batch_size, images, tmp_path):
     assert chosen_for(images, tmp_path / "run", **given)["batch_size"] == batch_size
-
-
-def test_two_images_of_each_class_train_without_validation(tmp_path):
-    for label in "ab":
-        (tmp_path / "data" / label).mkdir(parents=True)
-        for number in range(2):
-            pixels = np.random.default_rng([ord(label), number]).integers(0, 255, (12, 12, 3))
-            file = tmp_path / "data" / label / f"{number}.png"
-            Image.fromarray(pixels.astype(np.uint8)).save(file)
-    with pytest.raises(DataError, match="or pass --val-fraction 0 to train without validation"):
-        vitkit.train(tmp_path / "data", output=tmp_path / "run", epochs=1, **QUICK)
-    done = vitkit.train(
-        tmp_path / "data", output=tmp_path / "run", epochs=1, val_fraction=0, **QUICK
-    )
-    assert done.best.exists()
 
 
 @pytest.mark.parametrize("side", [1, 3, 5, 9, 11])

@@ -251,7 +251,9 @@ def test_without_a_terminal_a_line_comes_now_and_then(tmp_path, monkeypatch, cap
     assert "  step " not in capsys.readouterr().out  # the run is shorter than `now and then`
     monkeypatch.setattr("vitkit.training.monitoring.run_log.PLAIN", 0.0)
     train(tmp_path / "often", quiet=False)
-    printed = [line for line in capsys.readouterr().out.splitlines() if "  step " in line]
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    printed = [line for line in out.splitlines() if "  step " in line]
     assert len(printed) == 30
     assert printed[14].startswith("epoch 2/3  step 15/30  loss ")
     for word in (" images/s  data wait ", "%  ", " GB  ", " left"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from image_files import folder
 from PIL import Image
 from training.starts import a_checkpoint
 
@@ -87,23 +88,14 @@ def test_a_setting_that_has_an_effect_or_is_as_usual_is_not_refused(settings):
 
 
 def test_a_part_of_train_for_validation_is_not_cut_where_there_is_a_split(tmp_path):
-    for split in ("train", "val"):
-        for number in range(4):
-            file = tmp_path / split / "ab"[number % 2] / f"{split}-{number}.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            pixels = np.random.default_rng([number, len(split)]).integers(0, 256, (8, 8), np.uint8)
-            Image.fromarray(pixels).save(file)
+    folder(tmp_path, {"train/a": 2, "train/b": 2, "val/a": 2, "val/b": 2})
     notes = planned(data=str(tmp_path), val_fraction=0.3, batch_size=2).notes
     assert "--val-fraction 0.3 has no effect: the data have a val split" in notes
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.3])
 def test_another_part_for_validation_is_refused_where_all_images_were_divided(tmp_path, fraction):
-    for number in range(40):
-        file = tmp_path / "ab"[number % 2] / f"{number}.png"
-        file.parent.mkdir(exist_ok=True)
-        pixels = np.random.default_rng(number).integers(0, 256, (8, 8), np.uint8)
-        Image.fromarray(pixels).save(file)
+    folder(tmp_path, {"a": 20, "b": 20})
     with pytest.raises(SettingError, match="always divided into 70% train, 10% val, 20% test"):
         planned(data=str(tmp_path), val_fraction=fraction, batch_size=2)
     usual = planned(data=str(tmp_path), val_fraction=0.1, batch_size=2)
@@ -189,10 +181,6 @@ def test_a_probe_names_what_it_ignores():
 
 
 def test_classes_without_images_are_noted_once(tmp_path):
-    for number in range(40):
-        file = tmp_path / "ab"[number % 2] / f"{number}.png"
-        file.parent.mkdir(exist_ok=True)
-        Image.fromarray(np.random.default_rng(number).integers(0, 256, (8, 8), np.uint8)).save(file)
-    (tmp_path / "c").mkdir()
+    folder(tmp_path, {"a": 20, "b": 20, "c": 0})
     notes = planned(data=str(tmp_path), batch_size=2).notes
     assert [note for note in notes if "'c'" in note] == ["train has no images of class 'c'"]

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 from reporting.browser import IS_INSTALLED, Browser
+from tutorial.test_coverage import heading_anchors
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "_extensions"))
@@ -70,11 +71,7 @@ def test_a_drawing_has_a_title_and_a_description(name):
 def test_every_part_leads_to_a_heading_that_exists(name):
     body = drawings.DRAWINGS[name]().body
     for page, anchor in drawings.LINK.findall(body):
-        text = (ROOT / f"docs/tutorial/{page}.py").read_text(encoding="utf-8")
-        slugs = {
-            re.sub(r"[^\w -]", "", re.sub(r"\$.*?\$", "", title).lower()).replace(" ", "-")
-            for title in re.findall(r"^# #+ (.*)$", text, flags=re.MULTILINE)
-        }
+        slugs = heading_anchors(ROOT / f"docs/tutorial/{page}.py")
         assert not anchor or anchor[1:] in slugs, (page, anchor)
 
 
