@@ -47,18 +47,14 @@ def test_a_function_of_models_says_how_to_get_one(path, checkpoint, function):
 
 def test_a_vit_is_made_of_a_spec(path):
     for wrong in (path, {"width": 64}):
-        with pytest.raises(
-            vitkit.UserError, match=r"^ViT takes a ViTSpec \(vitkit\.load takes a path\)"
-        ):
+        with pytest.raises(vitkit.UserError, match=r"^ViT takes a ViTSpec \(vitkit\.load takes a"):
             vitkit.ViT(wrong)
 
 
 def test_a_predictor_of_a_path_says_what_to_write(path, checkpoint, monkeypatch):
     monkeypatch.chdir(path.rpartition("/")[0])
     for wrong in ("m.safetensors", checkpoint):
-        with pytest.raises(
-            vitkit.UserError, match="takes a function from images to logits; "
-        ) as caught:
+        with pytest.raises(vitkit.UserError, match="takes a function from images to log") as caught:
             vitkit.Predictor(wrong)
         written = str(caught.value).rpartition("write ")[2]
         predictor = eval(written, {"vitkit": vitkit, "checkpoint": checkpoint})

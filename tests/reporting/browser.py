@@ -7,16 +7,29 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import urllib3
 from processes import wait_until
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-IS_INSTALLED = CHROMIUM is not None and DRIVER is not None
+NEEDS_BROWSER = [
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="Chromium and its driver are missing"),
+    pytest.mark.allow_hosts(["127.0.0.1"]),
+]
+"""Marks of the tests that open a page."""
+
+
+def needs_browser(test: Callable[..., None]) -> Callable[..., None]:
+    for mark in NEEDS_BROWSER:
+        test = mark(test)
+    return test
+
+
 SWITCHES = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
     "--disable-component-update", "--no-first-run", "--disable-dev-shm-usage",

@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 
 import pytest
-from reporting.browser import IS_INSTALLED
+from reporting.browser import NEEDS_BROWSER
 from reporting.page_checks import (
     RATIOS,
     assert_sorts_its_classes,
@@ -19,10 +19,7 @@ from reporting.small_runs import SUSPECTS_HEADER, digits_run, photo_run
 import vitkit
 from vitkit import cli
 
-pytestmark = [
-    pytest.mark.skipif(not IS_INSTALLED, reason="Chromium and its driver are not installed"),
-    pytest.mark.allow_hosts(["127.0.0.1"]),
-]
+pytestmark = NEEDS_BROWSER
 
 
 @pytest.fixture(scope="module")

@@ -112,9 +112,7 @@ def test_what_is_set_wrong_is_named(batch):
         vitkit.DistillWrapper(small(), small(), temperature=0.0)
     with pytest.raises(vitkit.SettingError, match="the teacher has 7 classes and the student 5"):
         vitkit.DistillWrapper(small(), small(num_classes=7))(*batch)
-    with pytest.raises(
-        vitkit.SettingError, match=r"returns Tensor \(6, 4, 6, 6\); expected logits"
-    ):
+    with pytest.raises(vitkit.SettingError, match=r"returns Tensor \(6, 4, 6, 6\); expected"):
         vitkit.DistillWrapper(small(), nn.Conv2d(3, 4, 3))(*batch)
     with pytest.raises(vitkit.CheckpointError, match=r"^the teacher: .*nowhere"):
         vitkit.DistillWrapper(small(), "nowhere.safetensors")
@@ -122,9 +120,7 @@ def test_what_is_set_wrong_is_named(batch):
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, nn.Sequential])
 def test_heads_that_cannot_be_reached_are_not_averaged_in_silence(batch, wrap):
-    with pytest.raises(
-        vitkit.SettingError, match="two heads of the student cannot be reached through"
-    ):
+    with pytest.raises(vitkit.SettingError, match="two heads of the student cannot be reached"):
         vitkit.DistillWrapper(wrap(small(distillation_token=True)), small())(*batch)
     assert vitkit.DistillWrapper(wrap(small()), small())(*batch).isfinite()
 
@@ -334,9 +330,7 @@ def test_a_run_resumes_only_with_its_own_teacher(teacher, tmp_path):
         taught(output, teacher, stopping(3))
     other = vitkit.save(tmp_path / "o.safetensors", small(8, **DIGITS), preprocess=GREY,
                         classes=[*"0123456789"])  # fmt: skip
-    with pytest.raises(
-        vitkit.CheckpointError, match=r"o\.safetensors is not the teacher that the run started"
-    ):
+    with pytest.raises(vitkit.CheckpointError, match=r"o\.safetensors is not the teacher that"):
         taught(output, other, resume=str(output))
     moved = shutil.copy(teacher, tmp_path / "moved.safetensors")
     taught(output, moved, resume=str(output))
@@ -414,9 +408,7 @@ def test_wrong_teachers_are_refused_in_one_line(teacher, tmp_path):
             taught(tmp_path / "run", source)
     with pytest.raises(vitkit.SettingError, match="--distill hard has no effect without --teacher"):
         run(tmp_path / "run", distill="hard")
-    with pytest.raises(
-        vitkit.SettingError, match=r"distill-temperature 9 has no effect .* leave one"
-    ):
+    with pytest.raises(vitkit.SettingError, match=r"temperature 9 has no effect .* leave one"):
         taught(tmp_path / "run", teacher, distill="hard", distill_temperature=9.0)
     assert not (tmp_path / "run").exists()
 

@@ -12,7 +12,7 @@ import pytest
 from shards import as_folder, samples
 from training import faulty
 from training.faulty import on
-from training.tiny_runs import counters, end_of, last_state, trained
+from training.tiny_runs import QUICK, counters, end_of, last_state, trained
 
 from vitkit import Callback, DataError, ImageError, Interrupted, TrainResult
 
@@ -21,12 +21,8 @@ def train(
     data: Path | str, output: Path, callback: Callable[[], Callback] | None = None, **settings: Any
 ) -> TrainResult:
     spec = {"width": 16, "depth": 1, "num_heads": 2, "patch_size": 4}
-    config: dict[str, Any] = {
-        "spec": spec, "img_size": 8, "epochs": 2, "warmup_epochs": 0.0, "batch_size": 6,
-        "device": "cpu", "amp": "off", "attention_kernel": "fused", "workers": 0, "quiet": True,
-        "log_examples": False, "log_histograms": False,
-        "plots": False, "report": False, "flip": 0.5, "threads": 1,
-    }  # fmt: skip
+    config = QUICK | {"spec": spec, "img_size": 8, "epochs": 2, "warmup_epochs": 0.0}
+    config |= {"batch_size": 6, "attention_kernel": "fused", "flip": 0.5}
     config |= {"data": str(data), "output": str(output)} | settings
     return trained(config, callback)
 

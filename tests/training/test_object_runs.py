@@ -8,17 +8,13 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from torch.utils.data import Dataset as TorchDataset
-from training.tiny_runs import end_of
+from training.tiny_runs import QUICK, end_of
 
 import vitkit
 from vitkit import DataError, SettingError, UserCodeError, cli
 
 SPEC = {"image_size": 8, "patch_size": 4, "width": 8, "num_heads": 1, "mlp_width": 8, "depth": 1}
-SMALL = {
-    "spec": SPEC, "epochs": 2, "batch_size": 32, "quiet": True, "amp": "off", "threads": 1,
-    "workers": 0, "log_examples": False, "log_histograms": False,
-    "plots": False, "report": False, "device": "cpu",
-}  # fmt: skip
+SMALL = QUICK | {"spec": SPEC, "epochs": 2, "batch_size": 32}
 DIGITS = vitkit.open_dataset("digits").splits["train"]
 IMAGES, LABELS = DIGITS.images[:200, :, :, 0], DIGITS.labels[:200]
 TEST = (DIGITS.images[200:300, :, :, 0], DIGITS.labels[200:300])
@@ -179,9 +175,7 @@ def test_a_dataset_that_cannot_be_sent_to_a_spawned_worker_is_named(tmp_path):
     fork = multiprocessing.get_start_method()
     multiprocessing.set_start_method("spawn", force=True)
     try:
-        with pytest.raises(
-            DataError, match=r"cannot be sent to loader processes: .*lambda.*workers"
-        ):
+        with pytest.raises(DataError, match=r"cannot be sent to loader process.*lambda.*workers"):
             vitkit.train(
                 Cells(lambda i, j: (i, j)), output=tmp_path / "r", **SMALL | {"workers": 1}
             )
@@ -200,9 +194,7 @@ def test_an_item_that_raises_in_the_middle_of_a_run_saves_it(tmp_path):
                 raise OSError("the disk is gone")
             return super().__getitem__(index)
 
-    with pytest.raises(
-        DataError, match=r"Fails\[\d+\] raised OSError: the disk is gone; the run"
-    ) as e:
+    with pytest.raises(DataError, match=r"Fails\[\d+\] raised OSError: the disk is gone; ") as e:
         vitkit.train(Fails(), output=tmp_path / "run", **SMALL)
     assert "everything is saved" in str(e.value)
     resumed = vitkit.train(Fails(), resume=tmp_path / "run", quiet=True)

@@ -5,23 +5,18 @@ from __future__ import annotations
 import csv
 import hashlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
-from training.tiny_runs import settings_of
+from training.tiny_runs import QUICK, settings_of
 
 import vitkit
 from vitkit import TrainConfig, cli
 from vitkit.training.plan import open_training_data
 
 SPEC = {"image_size": 16, "patch_size": 8, "width": 16, "depth": 1, "num_heads": 2, "mlp_width": 32}
-SETTINGS: dict[str, Any] = {
-    "spec": SPEC, "epochs": 2, "batch_size": 8, "amp": "off", "device": "cpu", "threads": 1,
-    "workers": 0, "quiet": True, "plots": False, "report": False, "log_examples": False,
-    "log_histograms": False,
-}  # fmt: skip
+SETTINGS = QUICK | {"spec": SPEC, "epochs": 2, "batch_size": 8}
 CLASSES = ("cat", "dog")
 
 

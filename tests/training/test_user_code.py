@@ -8,17 +8,13 @@ import sys
 import numpy as np
 import pytest
 import torch
-from training.tiny_runs import end_of, last_state
+from training.tiny_runs import QUICK, end_of, last_state
 
 import vitkit
 from vitkit import SettingError, UserCodeError, cli
 
 SPEC = {"image_size": 8, "patch_size": 4, "width": 8, "num_heads": 1, "mlp_width": 8, "depth": 1}
-SMALL = {
-    "spec": SPEC, "epochs": 1, "batch_size": 128, "quiet": True, "amp": "off", "threads": 1,
-    "workers": 0, "log_examples": False, "log_histograms": False,
-    "plots": False, "report": False, "device": "cpu",
-}  # fmt: skip
+SMALL = QUICK | {"spec": SPEC, "epochs": 1, "batch_size": 128}
 
 MODULE = """
 import os
@@ -276,9 +272,7 @@ def test_a_transform_that_fails_names_the_image_and_saves_the_run(tmp_path):
             return np.zeros((3, 8, 8, 1), np.uint8)
         return image
 
-    with pytest.raises(
-        UserCodeError, match=r"the result of the transform .*fails: digits\[\d+\]: the"
-    ):
+    with pytest.raises(UserCodeError, match=r"result of the transform .*fails: digits\[\d+\]: the"):
         vitkit.train("digits", output=tmp_path / "run", transform=fails, **SMALL)
     assert last_state(tmp_path / "run").name == "step-00000002"
     resumed = vitkit.train("digits", resume=tmp_path / "run", transform=fails, quiet=True)

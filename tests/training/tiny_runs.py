@@ -21,6 +21,11 @@ TINY = {
     "threads": 1, "plots": False, "report": False,
     "spec": {"depth": 1, "width": 32, "patch_size": 4, "mlp_dropout": 0.1, "drop_path": 0.1},
 }  # fmt: skip
+QUICK: dict[str, Any] = {
+    "quiet": True, "amp": "off", "device": "cpu", "threads": 1, "workers": 0, "plots": False,
+    "report": False, "log_examples": False, "log_histograms": False,
+}  # fmt: skip
+"""What other small runs leave out."""
 STEPS = 30
 """Of the whole run; 10 an epoch."""
 

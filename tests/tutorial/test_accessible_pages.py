@@ -11,14 +11,11 @@ from pathlib import Path
 
 import pytest
 from processes import wait_until
-from reporting.browser import IS_INSTALLED, Browser
+from reporting.browser import NEEDS_BROWSER, Browser
 from reporting.page_checks import RATIOS
 from tutorial.digit_pages import DOCS
 
-pytestmark = [
-    pytest.mark.skipif(not IS_INSTALLED, reason="Chromium and its driver are not installed"),
-    pytest.mark.allow_hosts(["127.0.0.1"]),
-]
+pytestmark = NEEDS_BROWSER
 COPIED = ("models", "weights", "formats", "guides/names")
 CODE = """# Code
 

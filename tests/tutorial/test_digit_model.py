@@ -9,16 +9,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from reporting.browser import IS_INSTALLED
+from reporting.browser import NEEDS_BROWSER
 from tutorial.digit_pages import bare_page, interactive
 
 import vitkit
 from vitkit.data.images.preprocess import normalise
 
-pytestmark = [
-    pytest.mark.skipif(not IS_INSTALLED, reason="Chromium and its driver are not installed"),
-    pytest.mark.allow_hosts(["127.0.0.1"]),
-]
+pytestmark = NEEDS_BROWSER
 RUN_MODEL = """
 const model = vit.decode(digitModel);
 return %s.map((counts) => {

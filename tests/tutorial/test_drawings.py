@@ -9,7 +9,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from reporting.browser import IS_INSTALLED, Browser
+from reporting.browser import Browser, needs_browser
 from tutorial.test_coverage import heading_anchors
 
 ROOT = Path(__file__).parents[2]
@@ -105,8 +105,7 @@ def test_words_are_readable_on_every_box(theme):
         assert contrast(colours["muted"], colours[background]) >= 4.5, background
 
 
-@pytest.mark.allow_hosts(["127.0.0.1"])
-@pytest.mark.skipif(not IS_INSTALLED, reason="Chromium and its driver are not installed")
+@needs_browser
 def test_no_words_leave_a_drawing_or_lie_on_others(tmp_path: Path, browser: Browser):
     drawn = "".join(drawings.element(name, lambda page, anchor: f"#{page}") for name in NAMES)
     page = tmp_path / "page.html"
@@ -153,8 +152,7 @@ def seen(browser: Browser, page: Path, share: float, motion: str = "no-preferenc
     return set(browser.run(SEEN.replace("SHARE", str(share))))
 
 
-@pytest.mark.allow_hosts(["127.0.0.1"])
-@pytest.mark.skipif(not IS_INSTALLED, reason="Chromium and its driver are not installed")
+@needs_browser
 def test_the_animation_ends_as_the_drawing_without_motion(browser: Browser, moving_page: Path):
     at_rest = seen(browser, moving_page, 0, "reduce")
     assert browser.run("return document.getAnimations().length") == 0
@@ -168,8 +166,7 @@ def test_the_animation_ends_as_the_drawing_without_motion(browser: Browser, movi
         assert seen(browser, moving_page, share) == at_rest
 
 
-@pytest.mark.allow_hosts(["127.0.0.1"])
-@pytest.mark.skipif(not IS_INSTALLED, reason="Chromium and its driver are not installed")
+@needs_browser
 def test_focus_stops_the_animation(browser: Browser, moving_page: Path):
     seen(browser, moving_page, 0)
     browser.open(moving_page)

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
-import pytest
-from reporting.browser import IS_INSTALLED, Browser
+from reporting.browser import Browser, needs_browser
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "_extensions"))
@@ -61,8 +60,7 @@ def test_formulas_have_elements_and_attributes_of_mathml_core():
             assert set(element.attrib) <= ATTRIBUTES, (latex, element.attrib)
 
 
-@pytest.mark.allow_hosts(["127.0.0.1"])
-@pytest.mark.skipif(not IS_INSTALLED, reason="Chromium and its driver are not installed")
+@needs_browser
 def test_the_parts_of_a_formula_stand_where_they_belong(tmp_path: Path, browser: Browser):
     drawn = []
     for latex in formulas():

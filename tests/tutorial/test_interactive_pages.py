@@ -15,17 +15,14 @@ import numpy as np
 import pytest
 import torch
 from processes import wait_until
-from reporting.browser import IS_INSTALLED, Browser
+from reporting.browser import NEEDS_BROWSER, Browser
 from reporting.page_checks import RATIOS
 from tutorial.digit_pages import CHAPTERS, DOCS, built_site, interactive
 
 import vitkit
 from vitkit.data.images.preprocess import normalise
 
-pytestmark = [
-    pytest.mark.skipif(not IS_INSTALLED, reason="Chromium and its driver are not installed"),
-    pytest.mark.allow_hosts(["127.0.0.1"]),
-]
+pytestmark = NEEDS_BROWSER
 LARGEST_PAGE = 1_500_000  # bytes, with all that it loads
 PAGES = ("draw_a_digit", *CHAPTERS)
 READ_ANSWER = """
