@@ -23,13 +23,10 @@ def test_every_error_has_the_exit_code_of_its_branch():
     assert exit_code(errors.Interrupted(signal.SIGTERM, "x")) == 143
 
 
-def test_an_image_error_survives_pickling_between_processes():
+def test_errors_survive_pickling_between_processes():
     error = errors.ImageError("a.jpg", "truncated", "ends after 3 bytes")
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.reason, again.name) == (str(error), "truncated", "a.jpg")
-
-
-def test_an_interruption_survives_pickling_between_processes():
     again = pickle.loads(pickle.dumps(errors.Interrupted(signal.SIGTERM, "stopped\nat step 3")))
     assert (str(again), again.name) == ("stopped at step 3", "SIGTERM")
     assert exit_code(again) == 143

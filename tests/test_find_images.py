@@ -186,14 +186,3 @@ def test_lines_of_a_stream(root, sent):
     assert found.total == 3
     assert [image.name for image in found] == ["photos/1.png", "photos/2.jpg", "photos/1.png"]
     os.close(reading)
-
-
-def test_a_name_with_bytes_that_are_not_utf8_keeps_them(tmp_path, predictor):
-    odd = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.png")
-    Image.new("RGB", (9, 9)).save(odd)
-    reading, writing = os.pipe()
-    os.write(writing, os.fsencode(odd) + b"\n")
-    os.close(writing)
-    for found in (vitkit.find_images(tmp_path), vitkit.find_images("-", stdin=reading)):
-        assert [prediction.image for prediction in predictor.stream(found)] == [odd]
-    os.close(reading)

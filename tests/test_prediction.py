@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from noise import fill_with_noise
-from PIL import Image
 
 import vitkit
 
@@ -68,21 +67,6 @@ def test_of_equal_logits_the_first_class_comes_first_as_in_an_evaluation(logits,
 def test_no_images_give_no_rows_of_as_many_columns_as_ever(checkpoint, images):
     assert vitkit.embed(checkpoint, []).shape == (0, *vitkit.embed(checkpoint, images).shape[1:])
     assert vitkit.Predictor.from_checkpoint(checkpoint).logits(iter(())).shape == (0, 6)
-
-
-def test_the_pixels_are_those_of_the_preprocessing_restated(checkpoint, images):
-    """Bicubic to 17 on the shorter side (16 / 0.9), the centre 16, then mean and std."""
-    seen = []
-
-    def spy(images: torch.Tensor) -> torch.Tensor:
-        seen.append(images)
-        return torch.zeros(len(images), 2)
-
-    vitkit.Predictor(spy, PREPROCESS).logits([images[3]])
-    scaled = Image.fromarray(images[3]).resize((17, 17), Image.Resampling.BICUBIC)
-    crop = np.asarray(scaled)[0:16, 0:16].astype(np.float32) / 255
-    expected = (crop - np.float32(PREPROCESS.mean)) / np.float32(PREPROCESS.std)
-    np.testing.assert_allclose(seen[0][0].permute(1, 2, 0), expected, atol=1e-6)
 
 
 def test_a_stream_names_broken_images_and_goes_on(checkpoint, images, tmp_path):

@@ -39,9 +39,7 @@ def test_clean_images_end_well(root: Path, capsys: pytest.CaptureFixture[str]) -
     assert "18 of them unchanged" in capsys.readouterr().out
 
 
-def test_a_bad_image_ends_with_2_and_is_named_whole(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_image_ends_with_2_and_is_named_whole(root, capsys):
     name = "[bold]" + "long-" * 40 + ".png"
     (root / "val" / "cat" / name).write_bytes(b"words")
     assert cli.run(["check", str(root)]) == 2
@@ -52,9 +50,7 @@ def test_a_bad_image_ends_with_2_and_is_named_whole(
     assert "--bad-images skip" in err
 
 
-def test_a_leak_is_a_warning_and_strict_makes_it_an_error(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_leak_is_a_warning_and_strict_makes_it_an_error(root, capsys):
     (root / "val" / "dog" / "copy.png").write_bytes((root / "train/dog/2.png").read_bytes())
     assert cli.run(["check", str(root)]) == 0
     assert "val/dog/copy.png = train/dog/2.png" in capsys.readouterr().out
@@ -62,9 +58,7 @@ def test_a_leak_is_a_warning_and_strict_makes_it_an_error(
     assert "1 warning;" in capsys.readouterr().err
 
 
-def test_json_on_the_terminal_and_in_a_file_agree(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_on_the_terminal_and_in_a_file_agree(root, tmp_path, capsys):
     for number in range(15):
         (root / "train" / "cat" / f"bad-{number:02}.png").write_bytes(b"%d" % number)
     assert cli.run(["check", str(root), "--json", "--output", str(tmp_path / "r" / "a.json")]) == 2

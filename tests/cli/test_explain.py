@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -14,6 +13,7 @@ import pytest
 import torch
 from own_methods import METHODS
 from PIL import Image
+from reporting.test_report import page
 from tiny_checkpoint import save_noisy
 
 import vitkit
@@ -40,24 +40,6 @@ def photos(tmp_path, monkeypatch) -> Path:
     return tmp_path / "photos"
 
 
-class Page(HTMLParser):
-    """The tags of a page, its images and its links."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.tags: set[str] = set()
-        self.images: list[dict[str, str | None]] = []
-        self.links: list[str] = []
-        self.feed(path.read_text(encoding="utf-8"))
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        found = dict(attrs)
-        if tag == "img":
-            self.images.append(found)
-        self.links += [found[name] or "" for name in ("src", "href") if name in found]
-
-
 def test_all_methods_make_a_folder_of_each_image_that_opens_and_one_page(
     photos, checkpoint, capsys
 ):
@@ -73,11 +55,12 @@ def test_all_methods_make_a_folder_of_each_image_that_opens_and_one_page(
     refused = set(re.findall(r"^vitkit: (\S+) is left out: ", err, re.MULTILINE))
     drawn = set(METHODS) - refused
     assert "attention" in drawn
-    page = Page(Path("explanations/index.html"))
-    assert "script" not in page.tags
-    assert len(page.images) == 2 * (len(drawn) + 1)
-    assert all(image["alt"] for image in page.images)
-    for link in set(page.links) - {"data:,", "#content"}:
+    found = page(Path("explanations/index.html"))
+    assert not found.all("script")
+    assert len(found.all("img")) == 2 * (len(drawn) + 1)
+    assert all(image["alt"] for image in found.all("img"))
+    links = {a[name] or "" for _, a in found.tags for name in ("src", "href") if name in a}
+    for link in links - {"data:,", "#content"}:
         assert not re.match(r"\w+:|//", link), "nothing comes from elsewhere"
         assert Path("explanations", unquote(link)).is_file()
     text = Path("explanations/index.html").read_text(encoding="utf-8")

@@ -96,14 +96,6 @@ def test_a_key_of_another_form_is_refused(key):
         transform(COLOUR, key)
 
 
-@pytest.mark.parametrize("size", [1, 2, (1, 7)])
-def test_images_of_a_few_pixels_go_through_every_operation(size):
-    preprocess = vitkit.Preprocess(image_size=size)
-    transform = vitkit.training_transform(preprocess, aa="rand-m9-n15-p1", color_jitter=0.4)
-    for index in range(8):
-        assert transform(COLOUR, (0, 0, index)).isfinite().all()
-
-
 def test_wrong_settings_are_refused_before_the_first_image():
     preprocess = vitkit.Preprocess(image_size=32)
     with pytest.raises(SettingError, match="not a policy"):

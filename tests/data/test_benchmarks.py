@@ -135,9 +135,7 @@ def test_idx_sets_that_do_not_fit_together(tmp_path: Path) -> None:
     assert "labels (N,) below 10 of test, got (20, 28, 28) and (20,) up to 10" in message
 
 
-def test_files_in_no_folder_are_downloaded_and_checked(
-    server: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_in_no_folder_are_downloaded_and_checked(server, tmp_path, monkeypatch):
     files = {path.name: path.read_bytes() for path in idx_set(tmp_path / "it", gz=".gz").iterdir()}
     archive = tmp_path / "cifar-10-binary.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
@@ -284,9 +282,7 @@ def test_idx_files_are_the_very_bytes_of_the_format(tmp_path: Path) -> None:
      (bytes([0, 0, 8, 3]) + struct.pack(">3I", 2**31, 2**31, 2**31), "and 0 bytes after"),
      (bytes([0, 0, 8, 90]) + bytes(4 * 90), "dimension")],
 )  # fmt: skip
-def test_idx_files_that_are_not_what_they_declare(
-    tmp_path: Path, content: bytes, message: str, zipped: bool
-) -> None:
+def test_idx_files_that_are_not_what_they_declare(tmp_path, content, message, zipped):
     path = written(tmp_path, gzip.compress(content) if zipped else content)
     with pytest.raises(DataError) as caught:
         read_idx(path)

@@ -196,9 +196,7 @@ def test_bad_images_are_not_remembered(photos: Path, decoded: list[str]) -> None
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
-def test_a_damaged_memory_is_an_empty_one(
-    photos: Path, cache: Path, decoded: list[str], damage: str
-) -> None:
+def test_a_damaged_memory_is_an_empty_one(photos, cache, decoded, damage):
     first = check(photos)
     (file,) = (cache / "looks").glob("*.npy")
     content = bytearray(file.read_bytes())
@@ -212,9 +210,7 @@ def test_a_damaged_memory_is_an_empty_one(
     assert check(photos).recalled == 50
 
 
-def test_a_check_that_is_broken_off_is_not_lost(
-    photos: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_that_is_broken_off_is_not_lost(photos, decoded, monkeypatch):
     monkeypatch.setattr(scan, "SCAN_BLOCK", 8)
 
     def break_off(count: int) -> None:

@@ -122,9 +122,7 @@ def test_palettes_and_their_transparency(transparency: bytes, expected: list[lis
          struct.pack(">3H", 40000, 40000, 40000), [10, 2, 255]),
     ],
 )  # fmt: skip
-def test_transparent_colours_of_every_depth(
-    depth: int, colour: int, row: bytes, key: bytes, expected: list[int]
-) -> None:
+def test_transparent_colours_of_every_depth(depth, colour, row, key, expected):
     pixels = decode(png(3, 1, depth, colour, [row], chunk(b"tRNS", key)))
     assert pixels[0, :, 0].tolist() == expected
 

@@ -51,9 +51,7 @@ from vitkit.data.images.decode import as_rgb, decode
      (b"\0\0\0\x18ftypavif\0\0\0\0", "format", "AVIF"),
      (b"P6\n1 1\n255\n\0\0\0", "format", "Netpbm")],
 )  # fmt: skip
-def test_what_is_not_one_of_the_six_formats(
-    tmp_path: Path, content: bytes, reason: str, detail: str
-) -> None:
+def test_what_is_not_one_of_the_six_formats(tmp_path, content, reason, detail):
     path = tmp_path / "photo.jpg"
     path.write_bytes(content)
     for source in (content, path):
@@ -226,9 +224,7 @@ def test_a_truncated_file_is_refused_or_all_there(variant: str) -> None:
     assert refused >= 38
 
 
-def test_pillow_s_switch_to_fill_what_is_missing_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pillow_s_switch_to_fill_what_is_missing_changes_nothing(monkeypatch):
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     for variant, content in VARIANTS.items():
         decode(content)
@@ -259,9 +255,7 @@ SEEDS = [
     flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=12),
     cut=st.one_of(st.none(), st.floats(0, 1)),
 )
-def test_flipped_bytes_give_an_image_or_an_image_error(
-    seed: bytes, flips: list[tuple[float, int]], cut: float | None
-) -> None:
+def test_flipped_bytes_give_an_image_or_an_image_error(seed, flips, cut):
     content = bytearray(seed)
     for position, mask in flips:
         content[int(position * len(content))] ^= mask

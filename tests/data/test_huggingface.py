@@ -126,9 +126,7 @@ def test_tables_beside_folders_of_images_are_not_read(tmp_path: Path) -> None:
      ([0, 1, 0], ["a", "a"], "cannot be read by `datasets`: "),
      ([0.5, 1.0, 0.0], None, "one column of labels, found none; the columns are image: binary")],
 )  # fmt: skip
-def test_labels_are_refused_by_their_row(
-    tmp_path: Path, labels: list[Any], names: list[Any] | None, expected: str
-) -> None:
+def test_labels_are_refused_by_their_row(tmp_path, labels, names, expected):
     assert expected in refusal(table(tmp_path / "train.parquet", labels, names=names))
 
 
@@ -176,9 +174,7 @@ def test_rows_without_an_image_are_bad_images(tmp_path: Path) -> None:
             split.read(index)
 
 
-def test_a_file_is_hashed_once_until_it_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_hashed_once_until_it_changes(tmp_path, monkeypatch):
     path = table(tmp_path / "train.parquet", ["a", "b"])
     first = open_dataset(path)
     with monkeypatch.context() as patch:

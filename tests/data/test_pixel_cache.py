@@ -50,9 +50,7 @@ def whole(parent: Path) -> int:
     return len([*parent.glob("*/index.npz")])
 
 
-def test_each_image_is_decoded_once_and_comes_back_the_same(
-    folder: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_image_is_decoded_once_and_comes_back_the_same(folder, tmp_path, monkeypatch):
     before = [[s.read(i).copy() for i in range(len(s))] for s in folder.splits.values()]
     seen = decodes(monkeypatch)
     first = cached(folder, tmp_path / "c")
@@ -69,9 +67,7 @@ def test_each_image_is_decoded_once_and_comes_back_the_same(
     assert len(seen) == 30
 
 
-def test_what_is_cut_and_skipped_afterwards_still_uses_it(
-    folder: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_cut_and_skipped_afterwards_still_uses_it(folder, tmp_path, monkeypatch):
     plain = with_validation(
         Dataset("x", folder.classes, {"train": folder.splits["train"]}, "f"), 0.2
     )
@@ -102,9 +98,7 @@ def test_images_that_cannot_be_decoded_stay_bad(folder: Dataset, tmp_path: Path)
     np.testing.assert_array_equal(rest.splits["train"].read(index), train.read(index + 1))
 
 
-def test_the_check_takes_its_pixels_from_the_cache(
-    folder: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_check_takes_its_pixels_from_the_cache(folder, tmp_path, monkeypatch):
     """And finds what it finds in the files: images that were turned or cut, too."""
     path = tmp_path / "folder" / "train" / "1"
     Image.new("RGBA", (12, 12), (9, 8, 7, 128)).save(path / "alpha.png")
@@ -128,9 +122,7 @@ def test_the_check_takes_its_pixels_from_the_cache(
     assert [problem.name for problem in report.problems["train"]] == ["train/1/cut.png"]
 
 
-def test_other_images_and_other_decoders_have_other_caches(
-    folder: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_images_and_other_decoders_have_other_caches(folder, tmp_path, monkeypatch):
     cached(folder, tmp_path / "c")
     assert whole(tmp_path / "c") == 1
     path = next((tmp_path / "folder" / "val").rglob("*.png"))
@@ -200,9 +192,7 @@ def test_a_run_that_is_killed_leaves_nothing_that_counts(folder: Dataset, tmp_pa
     np.testing.assert_array_equal(dataset.splits["val"].read(5), folder.splits["val"].read(5))
 
 
-def test_a_full_disk_is_a_note_and_leaves_nothing(
-    folder: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_a_note_and_leaves_nothing(folder, tmp_path, monkeypatch):
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -234,9 +224,7 @@ def test_a_run_with_a_cache_ends_as_one_without(tmp_path: Path) -> None:
     assert whole(tmp_path / "c") == 1
 
 
-def test_evaluation_takes_the_cache_of_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluation_takes_the_cache_of_training(tmp_path, monkeypatch, capsys):
     data = as_folder(tmp_path / "folder", samples())
     best = train_briefly(data, tmp_path / "run", cache=str(tmp_path / "c")).best
     plain = vitkit.evaluate(best, data)

@@ -105,9 +105,7 @@ def test_names_without_a_split_are_cut(tmp_path: Path) -> None:
          "sample '0': a member of 2,000,000 bytes; at most 1,048,576"),
     ],
 )  # fmt: skip
-def test_samples_that_are_not_whole(
-    tmp_path: Path, entries: list[tuple[str, bytes]], expected: str
-) -> None:
+def test_samples_that_are_not_whole(tmp_path, entries, expected):
     path = write_tar(tmp_path / "train.tar", entries)
     assert expected in refusal(f"wds:{path}")
 
@@ -169,9 +167,7 @@ ASKED = ("train-0000.tar", "train-0001.tar", "val-0000.tar", "test-0000.tar")
 NAMES = "{train-0000,train-0001,val-0000,test-0000}.tar"
 
 
-def test_remote_shards_are_downloaded_once_and_are_the_same_data(
-    remote: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_remote_shards_are_downloaded_once_and_are_the_same_data(remote, tmp_path, monkeypatch):
     address = f"{remote['address'].decode()}/{NAMES}"
     here, there = open_dataset(f"wds:{tmp_path}/here/{NAMES}"), open_dataset(address)
     assert there.classes == CLASSES
@@ -208,9 +204,7 @@ def test_a_whole_shard_with_wrong_content_is_kept(remote: dict[str, bytes], tmp_
     assert remote["asked"].decode().split() == ["wrong.tar"]
 
 
-def test_what_cannot_be_fetched_is_named(
-    remote: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_fetched_is_named(remote, monkeypatch):
     base = remote["address"].decode()
     assert "set/train-0002.tar: the server answered 404" in refusal(
         f"{base}/train-{{0001..0002}}.tar"

@@ -71,9 +71,7 @@ def test_a_run_saves_before_it_ends_for_a_missing_image(images: Path, tmp_path: 
     assert end_of(output) == end_of(tmp_path / "through")
 
 
-def test_an_image_that_is_missing_at_the_end_or_on_resuming_says_how_to_go_on(
-    images: Path, tmp_path: Path
-) -> None:
+def test_an_image_that_is_missing_at_the_end_or_on_resuming_says_how_to_go_on(images, tmp_path):
     """In the test split; in validation that a signal had stopped, when it is made again."""
     output, last = tmp_path / "run", tmp_path / "run" / "weights" / "last.safetensors"
     test, val = gone(images, "test")[0], gone(images, "val")[0]
@@ -107,9 +105,7 @@ def test_an_image_that_is_missing_at_the_end_or_on_resuming_says_how_to_go_on(
     assert end_of(other) == end_of(output)
 
 
-def test_images_that_are_skipped_stay_skipped_in_a_resumed_run(
-    images: Path, tmp_path: Path
-) -> None:
+def test_images_that_are_skipped_stay_skipped_in_a_resumed_run(images, tmp_path):
     gone(images)[1].write_bytes(b"words")
     train(images, tmp_path / "through", bad_images="skip")
     train(images, tmp_path / "stopped", bad_images="skip", max_steps=4)

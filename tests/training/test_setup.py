@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import numpy as np
 from bad_images import photo
@@ -12,9 +11,7 @@ from vitkit import TrainConfig
 from vitkit.training.plan import make_plan
 
 
-def test_equal_files_stay_together_and_changed_copies_across_the_cut_are_reported(
-    tmp_path: Path,
-) -> None:
+def test_equal_files_stay_together_and_changed_copies_across_the_cut_are_reported(tmp_path):
     draw = np.random.default_rng(0)
     for name in ("cat", "dog"):
         (tmp_path / "train" / name).mkdir(parents=True)
