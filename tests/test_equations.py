@@ -109,19 +109,3 @@ def test_equation_1_numbers_of_the_paper():
     assert sum(p.numel() for p in embed.parameters()) == 590_592
     attention = vitkit.MultiHeadSelfAttention(width=768, num_heads=12)
     assert sum(p.numel() for p in attention.parameters()) == 2_362_368
-
-
-def test_mean_readout_is_the_mean_of_the_normed_patches():
-    spec = SPEC.replace(class_token=False, pooling="mean")
-    model = vitkit.ViT(spec).eval()
-    fill_with_noise(model, std=0.5)
-    images = torch.randn(2, 3, 8, 12)
-    record = vitkit.Record(tokens=[-1])
-    logits = model(images, record)
-    w = numbers(model)
-    for image in range(2):
-        normed = layer_norm(
-            record.tokens[1][image].detach().numpy(), w["norm.weight"], w["norm.bias"]
-        )
-        expected = normed.mean(0) @ w["head.weight"].T + w["head.bias"]
-        np.testing.assert_allclose(logits[image].detach(), expected, atol=1e-5)

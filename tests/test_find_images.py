@@ -87,14 +87,6 @@ def test_what_is_not_found_is_named(root, given, message):
         vitkit.find_images(*given)
 
 
-def test_a_list_gives_labels_in_its_order(root):
-    found = vitkit.find_images("list.csv")
-    assert [(image.name, image.label) for image in found] == [
-        ("photos/2.jpg", "dog"), ("photos/1.png", "cat"), ("photos/2.jpg", "dog")
-    ]  # fmt: skip
-    assert (found.classes, found.total) == (("cat", "dog"), 3)
-
-
 def test_a_list_needs_no_labels_and_no_second_class(root):
     (root / "names.csv").write_text("path\nphotos/2.jpg\nphotos/9.png\n")
     assert [(i.name, i.label) for i in vitkit.find_images("names.csv")] == [

@@ -299,9 +299,3 @@ def test_a_file_that_declares_gigabytes_takes_no_memory(tmp_path: Path) -> None:
             read_idx(path)
         assert tracemalloc.get_traced_memory()[1] < 250_000_000
         tracemalloc.stop()
-
-
-def test_a_path_that_is_no_file(tmp_path: Path) -> None:
-    for path in (tmp_path / "no" / "train-images-idx3-ubyte", tmp_path):
-        with pytest.raises(DataError, match="cannot be read as an IDX file"):
-            read_idx(path)

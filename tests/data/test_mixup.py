@@ -8,7 +8,6 @@ import torch
 from data.synthetic_batches import CPU, batch, images, preprocess
 from scipy import stats
 
-from vitkit import SettingError
 from vitkit.data.augmentation.mixing import Mixing, Mixture
 from vitkit.data.augmentation.pipeline import BatchTransform
 
@@ -101,11 +100,3 @@ def test_targets_are_probabilities_whether_or_not_a_batch_is_mixed():
     assert fed.mixture is None
     assert torch.equal(fed.targets, torch.eye(10)[:4])
     assert feed(batch(images(4, size=SIZE)), 0).targets.dtype == torch.float32
-
-
-@pytest.mark.parametrize(
-    "settings", [{"num_classes": 1}, {"mixup": -1.0}, {"prob": 1.5}, {"switch_prob": -0.1}], ids=str
-)
-def test_nonsense_is_refused(settings):
-    with pytest.raises(SettingError, match=next(iter(settings))):
-        Mixing(**{"num_classes": 10} | settings)

@@ -167,12 +167,6 @@ def test_the_cut_depends_on_seed_and_keys_and_on_nothing_else() -> None:
     assert set(keys[first].tolist()) == set(keys[order][second].tolist())
 
 
-@pytest.mark.parametrize("fractions", [(), (0.5, 0.4), (1.5, -0.5), (1.0, 0.0)])
-def test_fractions_that_make_no_whole(fractions: tuple[float, ...]) -> None:
-    with pytest.raises(SettingError, match="sum to 1"):
-        stratified_split(np.zeros(4, np.int64), fractions)
-
-
 def test_validation_is_taken_from_train() -> None:
     digits = open_dataset("digits")
     dataset = with_validation(digits, 0.1)

@@ -238,9 +238,3 @@ def test_similarity_of_fixed_positions(kind):
     expected = table @ table.T / np.outer(lengths, lengths)
     np.testing.assert_allclose(found.cosine.reshape(15, 15), expected, atol=1e-6)
     assert found.kind == f"fixed positions ({kind})"
-
-
-def test_a_model_without_positions():
-    found = learned(model(positions="none")).positions
-    assert found.cosine.size == 0
-    assert found.missing == "The model has no positions."

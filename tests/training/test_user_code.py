@@ -163,14 +163,6 @@ def test_a_callback_that_raises_is_named_at_every_event(tmp_path, event):
     assert end_of(mended.run) == end_of(straight.run)
 
 
-def test_callbacks_of_a_module_run_in_every_process(tmp_path, own, capfd):
-    result = vitkit.train(
-        "digits", output=tmp_path / "run", devices=2, callbacks=[own.Epochs], **SMALL
-    )
-    assert result.stopped == "1 epoch"
-    assert capfd.readouterr().out.count("epoch 1 ended") == 2
-
-
 def broken_loss(logits, targets):
     return logits
 
