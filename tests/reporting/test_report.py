@@ -62,7 +62,7 @@ class Elements(HTMLParser):
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
         if tag == "section":
-            self._section = dict(attrs)["id"]
+            self._section = dict(attrs).get("id") or ""
             self.sections[self._section] = ""
 
     def handle_data(self, data):
