@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vitkit.randomness import hash64, permutation, uniform
+from vitkit.randomness import as_uniform, hash64, integer_hash, permutation, uniform
 
 
 def test_golden_values_that_must_never_change() -> None:
@@ -97,3 +97,8 @@ def test_nothing_else_is_read_or_changed() -> None:
     np.testing.assert_array_equal(permutation(5, 6, 100), first)
     np.random.seed(0)
     np.testing.assert_array_equal(np.random.get_state()[1], state)
+
+
+def test_plain_integers_give_the_floats_of_arrays():
+    for key in range(50):
+        assert as_uniform(integer_hash(7, key)) == uniform(7, np.array([key]))[0] == uniform(7, key)

@@ -15,7 +15,12 @@ from sklearn.metrics import (
 from torch.nn import functional as F
 from training.worlds import in_world, together
 
-from vitkit.evaluation.intervals import balanced_interval, bootstrap_balanced, wilson_interval
+from vitkit.evaluation.intervals import (
+    balanced_interval,
+    bootstrap_balanced,
+    mcnemar,
+    wilson_interval,
+)
 from vitkit.evaluation.metrics import PredictionCounts
 
 K, N = 7, 203
@@ -176,3 +181,11 @@ def test_the_interval_of_the_balanced_accuracy_is_not_empty_where_all_is_right()
     right = uneven - 1
     wide, narrow = balanced_interval(right, uneven), bootstrap_balanced(right, uneven)
     assert wide[0] <= narrow[0] < narrow[1] <= wide[1]
+
+
+@pytest.mark.parametrize("counts", [(0, 0), (1, 0), (8, 5), (3, 20), (15, 0), (300, 220)])
+def test_mcnemar_is_the_exact_binomial_test(counts):
+    n = sum(counts)
+    expected = binomtest(counts[0], n).pvalue if n else 1.0
+    assert mcnemar(*counts) == pytest.approx(expected, rel=1e-9)
+    assert mcnemar(*counts) == mcnemar(*counts[::-1])

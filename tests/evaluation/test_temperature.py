@@ -66,7 +66,7 @@ def test_a_temperature_is_kept_where_it_helps_out_of_fold(temperature):
     [
         (0.5, 124, "temperature left at 1: fitting it needs 125 validation images, and there are"),
         (
-            1.0,
+            1.1,  # a gain of 0.0018 that is less than its standard error
             400,
             "temperature left at 1: no significant gain in 5-fold cross-validation on 400 images",
         ),

@@ -53,3 +53,12 @@ def test_a_file_has_one_digest_however_it_is_given(tmp_path: Path):
     with path.open("rb") as file, path.open("rb", buffering=0) as raw:
         digests = {file_sha256(path), file_sha256(file), file_sha256(raw)}
     assert digests == {hashlib.sha256(b"content").hexdigest()}
+
+
+def test_who_reads_while_a_file_is_replaced_has_the_old_one_whole(tmp_path: Path):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with path.open() as reader:
+        write_bytes(path, b"new, and longer")
+        assert reader.read() == "old"
+    assert path.read_text() == "new, and longer"

@@ -284,7 +284,7 @@ def measure_faithfulness(
     `reference`, as much as 20.
 
     Args:
-        model: in any mode; it runs in eval mode and without gradients, and keeps its mode.
+        model: in any mode, which it keeps; it runs in eval mode.
         images: (B, C, H, W) normalised, on the model's device.
         grids: a value for each patch, larger = more important.
         classes: the class that each map explains, (B,).

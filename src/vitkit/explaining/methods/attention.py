@@ -52,7 +52,7 @@ def attention(
     Words", arXiv 2010.11929, Fig. 6, one layer of it).
 
     Args:
-        model: in any mode; it runs in eval mode and without gradients, and keeps its mode.
+        model: in any mode, which it keeps; it runs in eval mode.
         images: (B, C, H, W) normalised, on the model's device.
         layer: block number, from 0; negative ones count from the end.
         head: one head; default the mean over heads.
@@ -94,7 +94,7 @@ def attention_of_heads(model: ViT, images: Images) -> Float[Tensor, "B L k gh gw
     """Return the map of the method `attention` for every layer and head, by one forward pass.
 
     Args:
-        model: in any mode; it runs in eval mode and without gradients, and keeps its mode.
+        model: in any mode, which it keeps; it runs in eval mode.
         images: (B, C, H, W) normalised, on the model's device.
 
     Returns:
@@ -136,7 +136,7 @@ def rollout(
     MLPs, and is the same map whatever class is asked about.
 
     Args:
-        model: in any mode; it runs in eval mode and without gradients, and keeps its mode.
+        model: in any mode, which it keeps; it runs in eval mode.
         images: (B, C, H, W) normalised, on the model's device.
         discard_ratio: the share of the smallest weights that each token's row of A loses, in
             [0, 1); the paper has 0. At least one weight stays.

@@ -31,7 +31,7 @@ def similarity(model: ViT, images: Images, *, layer: int = -1, query: int | None
     with the weights of a MAP head (`readout_rows`).
 
     Args:
-        model: in any mode; it runs in eval mode and without gradients, and keeps its mode.
+        model: in any mode, which it keeps; it runs in eval mode.
         images: (B, C, H, W) normalised, on the model's device.
         layer: block number, from 0; negative ones count from the end.
         query: one patch, from 0, row by row, to which the others are compared.
@@ -77,7 +77,7 @@ def pca(model: ViT, images: Images, *, layer: int = -1) -> Float[Tensor, "B gh g
     has components of its own: the same colour in two images means nothing.
 
     Args:
-        model: in any mode; it runs in eval mode and without gradients, and keeps its mode.
+        model: in any mode, which it keeps; it runs in eval mode.
         images: (B, C, H, W) normalised, on the model's device.
         layer: block number, from 0; negative ones count from the end.
 

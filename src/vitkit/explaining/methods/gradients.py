@@ -43,7 +43,7 @@ def libragrad(model: ViT, images: Images, *, classes: Classes) -> Maps:
     is below 0 where the patch speaks against the class.
 
     Args:
-        model: in any mode; it runs in eval mode, gets no gradients, and keeps its mode.
+        model: in any mode, which it keeps; it runs in eval mode.
         images: (B, C, H, W) normalised, on the model's device.
         classes: (B,) class numbers.
 
@@ -300,19 +300,17 @@ def legrad(model: ViT, images: Images, *, classes: Classes, gradients: str = "ba
 
     The tokens after layer l go through the model's last norm, pooling and head, which gives the
     score s^l. The part above 0 of its gradient to the attention map A^l is averaged over heads and
-    query rows; columns of patches are kept, and averaged over the layers ("LeGrad: An
-    Explainability Method for Vision Transformers via Feature Formation Sensitivity", arXiv
-    2404.03214, Sec. 3). With a MAP head A^l is the map of its query over the tokens of layer l, as
+    query rows; columns of patches are kept, and averaged over the layers ("LeGrad",
+    arXiv 2404.03214, Sec. 3). With a MAP head A^l is the map of its query over the tokens of layer l, as
     in the paper for attentional poolers. The paper's last scaling to [0, 1] is left to the caller.
 
     By default the gradients are not the published ones: where one patch dominates the token that is
     read, the norm takes out the plain gradient towards it. Balanced gradients (LibraGrad, arXiv
     2411.16760) keep the scale of norms constant; they find a patch that decides alone, and have the
-    better deletion score (`docs/benchmarks.md`). Layers are computed one by one, so that memory
-    holds the maps of one layer.
+    better deletion score (`docs/benchmarks.md`).
 
     Args:
-        model: in any mode; it runs in eval mode, gets no gradients, and keeps its mode.
+        model: in any mode, which it keeps; it runs in eval mode.
         images: (B, C, H, W) normalised, on the model's device.
         classes: (B,) class numbers.
         gradients: `plain`, as published, or `balanced` (see `BalancedGradients`).
@@ -409,7 +407,7 @@ def integrated_gradients(model: ViT, images: Images, *, classes: Classes, steps:
     The sum over all patches approaches the logit of the image minus that of the baseline.
 
     Args:
-        model: in any mode; it runs in eval mode, gets no gradients, and keeps its mode.
+        model: in any mode, which it keeps; it runs in eval mode.
         images: (B, C, H, W) normalised, on the model's device.
         classes: (B,) class numbers.
         steps: points on the line, 1 or more.

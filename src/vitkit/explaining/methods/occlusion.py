@@ -92,7 +92,7 @@ def occlusion(model: ViT, images: Images, *, classes: Classes, window: int = 1) 
     sure, and it falls as well when a patch is lost that spoke against another class.
 
     Args:
-        model: in any mode; it runs in eval mode and without gradients, and keeps its mode.
+        model: in any mode, which it keeps; it runs in eval mode.
         images: (B, C, H, W) normalised, on the model's device.
         classes: (B,) class numbers.
         window: k, patches on a side of the window.
