@@ -300,8 +300,8 @@ def legrad(model: ViT, images: Images, *, classes: Classes, gradients: str = "ba
 
     The tokens after layer l go through the model's last norm, pooling and head, which gives the
     score s^l. The part above 0 of its gradient to the attention map A^l is averaged over heads and
-    query rows; columns of patches are kept, and averaged over the layers ("LeGrad",
-    arXiv 2404.03214, Sec. 3). With a MAP head A^l is the map of its query over the tokens of layer l, as
+    query rows; columns of patches are kept, and averaged over the layers ("LeGrad", arXiv
+    2404.03214, Sec. 3). With a MAP head A^l is the map of its query over the tokens of layer l, as
     in the paper for attentional poolers. The paper's last scaling to [0, 1] is left to the caller.
 
     By default the gradients are not the published ones: where one patch dominates the token that is
