@@ -99,12 +99,13 @@ def test_lines_are_not_bought_by_density(code):
 
 
 ENTERED = """
-import inspect, sys, torch
+import inspect, os, sys, torch, vitkit
 from vitkit.cli import run
+ROOT = os.path.dirname(vitkit.__file__)
 entered = set()
 def trace(frame, event, argument):
     path = frame.f_code.co_filename
-    if "/vitkit/" in path and frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # a function
+    if path.startswith(ROOT) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # a function
         entered.add(path)
 class Stop(BaseException): ...
 def stop(*given, **settings):

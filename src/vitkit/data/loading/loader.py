@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pickle import PicklingError
 from typing import Any
@@ -380,6 +381,8 @@ class EvaluationBatches(BatchSource):
         return _batch(pixels, self.split, indices, epoch=-1, views=np.zeros_like(indices))
 
 
+EXIT_GRACE = 1.0
+"""Seconds to wait for the end of a loader process that has closed its connection."""
 _OPEN: weakref.WeakSet[Generator[Batch, None, None]] = weakref.WeakSet()
 """Generators whose worker processes are still running; closed when the interpreter exits."""
 
@@ -442,9 +445,12 @@ def _hand_over(arriving: Any, numbers: range) -> Generator[Batch, None, None]:
             try:
                 item = next(arriving)
             except (RuntimeError, OSError, EOFError) as error:
-                ended = [process for process in processes if not process.is_alive()]
+                # its files are closed a moment before its exit code is known
+                ready = wait([one.sentinel for one in processes], EXIT_GRACE) if processes else []
+                ended = [process for process in processes if process.sentinel in ready]
                 if not ended:
                     raise
+                ended[0].join()
                 raise LoaderError(
                     f"loader process {ended[0].pid} ended with exit code {ended[0].exitcode}; if "
                     f"memory ran out, pass fewer --workers; the run waited for batch {number}"
