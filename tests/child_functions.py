@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from pathlib import Path
 
 from vitkit import SettingError
 
@@ -14,7 +15,9 @@ def add(first: int, second: int) -> int:
     return first + second
 
 
-def hang() -> None:
+def hang(place: str = "") -> None:
+    if place:
+        Path(place).write_text(str(os.getpid()))
     time.sleep(60)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import child_functions
 import pytest
+from processes import wait_until
 
 import vitkit
 from vitkit.process import ChildError, run_in_child
@@ -48,9 +48,15 @@ def test_an_end_without_a_value_is_one_line(function, arguments, reason):
     assert str(raised.value) == reason
 
 
-def test_a_signal_to_this_process_ends_the_child_too():
-    began = time.monotonic()
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+def test_a_signal_to_this_process_ends_the_child_too(tmp_path):
+    place = tmp_path / "pid"
+
+    def interrupt() -> None:
+        wait_until(lambda: place.exists() and place.read_text())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=interrupt).start()
     with pytest.raises(vitkit.Interrupted):
-        run_in_child(child_functions.hang, seconds=60.0)
-    assert time.monotonic() - began < 30
+        run_in_child(child_functions.hang, str(place), seconds=60.0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(place.read_text()), 0)
