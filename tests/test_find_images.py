@@ -49,7 +49,8 @@ def predictor() -> vitkit.Predictor:
      ("photos/[12].jpg", ["2.jpg"]), ("photos/[odd]/7.png", ["[odd]/7.png"]),
      ("photos/[[]odd]/*", ["[odd]/7.png"]), ("photos/dogs/*", ["dogs/5.PNG"]),
      ("photos/ca*", ["cats/3.png", "cats/again/1.png", "cats/again/2.jpg"]),
-     ("photos/*/old/**", ["cats/old/4.png"]), ("photos/**/old/*.png", ["cats/old/4.png"])],
+     ("photos/*/old/**", ["cats/old/4.png"]), ("photos/**/old/*.png", ["cats/old/4.png"]),
+     ("photos/**/o*d/**/*.png", ["cats/old/4.png"]), ("**/ol*/**", ["cats/old/4.png"])],
 )  # fmt: skip
 def test_patterns_match_images_as_in_a_shell(root, pattern, expected):
     assert names(pattern)[: len(expected)] == [f"photos/{name}" for name in expected]
@@ -85,6 +86,14 @@ def test_an_order_that_is_fixed_and_images_named_twice(root):
 def test_what_is_not_found_is_named(root, given, message):
     with pytest.raises(vitkit.DataError, match=message):
         vitkit.find_images(*given)
+
+
+def test_a_name_among_others_keeps_its_hint(root):
+    for name, hint in (("photos/notes.txt", "not an image: if it is a list of paths"),
+                       ("photos/9.png", "missing: no such image; the nearest folder")):  # fmt: skip
+        *_, odd = vitkit.find_images("photos/1.png", name, missing_ok=True)
+        with pytest.raises(vitkit.ImageError, match=f"^{name}: {hint}"):
+            odd.pixels()
 
 
 def test_a_list_needs_no_labels_and_no_second_class(root):

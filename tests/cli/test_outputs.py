@@ -123,6 +123,8 @@ def test_an_existing_file_is_replaced_only_with_the_flag(root, refused, checkpoi
      ["eval", "CKPT", "list.csv", "--confusion", "pets/test/cat/a.png"],
      ["eval", "CKPT", "list.csv", "--confusion", "pets/../photos/../pets/train/dog/a.png"],
      ["eval", "CKPT", "pets", "--confusion", "pets/test/cat/a.png"],
+     ["eval", "CKPT", "pets", "--confusion", "pets/train/.kept.png"],
+     ["check", "saved", "--output", "saved/state.json"],
      ["eval", "CKPT", "links", "--confusion", "photos/a.png"],
      ["eval", "CKPT", "pets", "--relabel", "notes.csv", "--predictions", "notes.csv"],
      ["check", "pets", "--relabel", "notes.json", "--output", "notes.json"],
@@ -131,6 +133,10 @@ def test_an_existing_file_is_replaced_only_with_the_flag(root, refused, checkpoi
 )  # fmt: skip
 def test_an_input_is_never_an_output(root, refused, words):
     shutil.copy("mine.png", "odd.csv")
+    shutil.copy("mine.png", "pets/train/.kept.png")
+    (root / "saved").mkdir()
+    for name in ("state.json", "data.arrow"):  # as `save_to_disk` of `datasets` writes them
+        (root / "saved" / name).write_text("{}")
     np.savez("model.npz", precious=np.zeros(3))
     for name in ("cat", "dog"):
         (root / "links" / "test" / name).mkdir(parents=True)

@@ -73,6 +73,14 @@ def test_without_a_key_torch_s_generator_decides():
     assert torch.equal(transform(COLOUR), first)
 
 
+@pytest.mark.parametrize("size", [1, 2, (1, 7)])
+def test_images_of_a_few_pixels_go_through_every_operation(size):
+    preprocess = vitkit.Preprocess(image_size=size)
+    transform = vitkit.training_transform(preprocess, aa="rand-m9-n15-p1", color_jitter=0.4)
+    for index in range(8):
+        assert transform(COLOUR[:2, : index + 1], (0, 0, index)).isfinite().all()
+
+
 def test_it_can_be_sent_to_a_spawned_worker():
     transform = vitkit.training_transform(vitkit.Preprocess(image_size=32), aa="trivial")
     again = pickle.loads(pickle.dumps(transform))

@@ -290,6 +290,16 @@ def test_warnings_of_others_pass_and_the_filters_come_back() -> None:
     assert warnings.filters == before
 
 
+def test_libtiff_prints_nothing_and_prints_again_afterwards(capfd) -> None:
+    content = bytearray(encode(PHOTO, "TIFF", compression="tiff_lzw"))
+    content[60:200] = bytes(byte ^ 0xFF for byte in content[60:200])
+    assert reason_of(bytes(content)) == "damaged"
+    assert capfd.readouterr().err == ""
+    with Image.open(io.BytesIO(content)) as image, contextlib.suppress(OSError):
+        image.load()
+    assert capfd.readouterr().err != ""
+
+
 def test_files_are_closed(tmp_path: Path) -> None:
     path = tmp_path / "a.gif"
     path.write_bytes(encode(PHOTO, "GIF", save_all=True, append_images=[PHOTO]))

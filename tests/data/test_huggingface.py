@@ -114,6 +114,14 @@ def test_tables_beside_folders_of_images_are_not_read(tmp_path: Path) -> None:
     assert open_dataset(tmp_path).classes == ("a", "b")
 
 
+def test_files_with_other_class_names_are_refused(tmp_path: Path) -> None:
+    table(tmp_path / "train-0.parquet", [0, 1], names=["a", "b"])
+    for other in ("train-1", "val"):
+        path = table(tmp_path / f"{other}.parquet", [0, 1], names=["b", "a"])
+        assert f"{other}.parquet: its columns or class names differ from" in refusal(tmp_path)
+        path.unlink()
+
+
 @pytest.mark.parametrize(
     ("labels", "names", "expected"),
     [([0, 1, 2], ["a", "b"], "train[2] has the label 2; expected 0 to 1"),
@@ -217,6 +225,9 @@ def test_a_set_in_the_cache(cache: Path) -> None:
         assert dataset.splits["train"].name(3) == "flowers/train[3]"
         assert "splits not read: 'extra'" in dataset.notes
     assert "cannot be read by `datasets`: " in refusal("hf://owner/flowers:no")
+    assert f"the cache has {COMMIT} of it" in refusal("hf://owner/flowers@ffffffff")
+    (cache.parent / "other" / "flowers").mkdir(parents=True)
+    assert "the working folder has other/flowers" in refusal("hf://other/flowers")
     (arrow,) = cache.rglob("flowers-train.arrow")
     arrow.write_bytes(b"not a table")
     assert "cannot be read by `datasets`: " in refusal("hf://owner/flowers")

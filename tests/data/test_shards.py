@@ -38,6 +38,8 @@ def names(address: str) -> list[str]:
 
 def test_braces_and_wildcards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "MOST_SHARDS", 50)
+    tmp_path /= "old [1] {a,b}"
+    tmp_path.mkdir()
     for name in ("a-08", "a-09", "a-10", "a-11", "b-09"):
         write_tar(tmp_path / f"train-{name}.tar", PAIR)
     for pattern, found in {

@@ -111,9 +111,9 @@ def test_a_run_resumes_with_the_labels_that_it_began_with(photos, tmp_path, caps
         ([("train/cat/1.png", "dog", "cat"), ("train/cat/2.png", "dog", "cat")], None, ""),
         ([("train/cat/1.png", "dog", "dog")], None, "is 'cat' in photos, not 'dog'"),
         ([("train/cat/1.png", "cat", "dog"), ("train/cat/1.png", "cat", "cat")], None,
-         "(line 2: 'dog')"),
+         "'cat' here and 'dog' in line 2; keep one of the lines"),
         ([("train/cat/1.png", "cat", "")], None, "line 2: expected a path and a new class"),
-        ([("train/cat/1.png", "dog")], "image,label", "line 2: expected a path and a new class"),
+        ([("train/cat/1.png", "dog")], "image,label", "in the first line, got 'image,label'"),
         ([("cat", "dog")], "old_class,new_class,path", "line 2: expected a path and a new class"),
         ([], None, "lists no image"),
         ([("<script>\n", "cat", "dog")], None, "has no image '<script>\\\\n'"),
@@ -164,6 +164,11 @@ def test_images_of_lists_arrays_and_named_datasets(photos, tmp_path):
         fixed = vitkit.check("digits", relabel=write(file, (path, label, new))).images
         assert fixed["train"][label] == digits["train"][label] - 1
         assert fixed["train"][new] == digits["train"][new] + 1
+    path, other = name.replace("[", "/").rstrip("]"), "2"
+    with pytest.raises(
+        vitkit.DataError, match=r"line 3: .* the image of line 2, '.' there and '2'"
+    ):
+        vitkit.check("digits", relabel=write(file, (name, label, new), (path, label, other)))
 
     pixels, labels = np.zeros((4, 8, 8), np.uint8), ["a", "a", "b", "b"]
     data = {"train": (pixels, labels), "val": (pixels, labels)}

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from vitkit.engines.choose import EngineOptions
 
 ImageOutput = TypeVar("ImageOutput")
+REPORT_ENDINGS = (".csv", ".json", ".svg")
+"""Endings of results that may lie beside the images of a folder."""
 
 
 def find_arguments(
@@ -68,18 +70,18 @@ def files_of_checkpoint(checkpoint: str) -> list[Path]:
 
 def files_of_data(data: str, output: Path, *, data_root: str | None = None) -> Iterator[Path]:
     """Yield the files of DATA that an existing output could be, for `check_outputs`."""
+    # imported here: --help waits for no data source
+    from vitkit.data.sources.huggingface import is_saved
+
     source = Path(os.path.expanduser(data))  # as `open_dataset` reads it
     yield source
+    is_report = output.suffix.lower() in REPORT_ENDINGS and not is_saved(source)
+    parent = Path(os.path.realpath(output.parent))
+    if Path(os.path.realpath(source)) in (parent, *parent.parents) and not is_report:
+        yield output
     # a list, or a link in a folder, may name images anywhere
     if output.suffix.lower() in IMAGE_ENDINGS and os.path.exists(source):
-        # imported here: --help waits for no data source
-        from vitkit.data.sources.open import open_dataset
-
-        dataset = open_dataset(
-            data, data_root=data_root, ignore_extra_classes=True, follow_links=True
-        )
-        for split in dataset.splits.values():
-            yield from map(Path, split.original().files() or ())
+        yield from find_images(str(source), data_root=data_root).files()
 
 
 def refuse_images_first(verb: str, checkpoint: str, others: str) -> None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike, fspath
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from PIL import Image
 
 from vitkit.data.images.integrity import IMAGE_ENDINGS
-from vitkit.errors import DataError, SettingError
+from vitkit.errors import DataError, ImageError, ImageReason, SettingError
 from vitkit.io.download import is_web_address
 from vitkit.messages import did_you_mean, escape, nearest_parent
 from vitkit.prediction.images import (
@@ -24,6 +25,7 @@ from vitkit.prediction.images import (
     dataset_groups,
     files_group,
     named_group,
+    unusable_group,
 )
 
 if TYPE_CHECKING:
@@ -91,7 +93,9 @@ def find_images(
             if not (missing_ok and split is None and len(names) > 1 and is_one):
                 raise
             errors.append(error)
-            groups.append(named_group([text]))
+            reason: ImageReason = "not an image" if os.path.exists(text) else "missing"
+            detail = str(error).removeprefix(f"{escape(text)}: ").removeprefix(f"{reason}; ")
+            groups.append(unusable_group(ImageError(text, reason, detail)))
     if errors and len(errors) == len(names):
         raise errors[0]
     return ImageList(groups, warnings)
@@ -236,12 +240,26 @@ def _match_files(pattern: str) -> list[str]:
                 found.add(os.path.join(folder, *path))
         return sorted(name for name in found if not os.path.isdir(name))
     at = parts.index(ANY_FOLDERS)
-    start, rest = Path(*parts[:at]), parts[at + 1 :]
+    start, rest = Path(*parts[:at]), parts[at:]
     found = set()
     # folders before the stars may have wildcards, too
     for folder in filter(os.path.isdir, glob.glob(str(start)) if at else ["."]):
         # the listing follows links and ends where they lead in circles, which `glob` does not
         for path in list_folder(Path(folder), follow_links=True).images:
-            if not rest or PurePath(*path).match(os.path.join(*rest)):
+            if _matches(path, rest):
                 found.add(os.path.join(folder, *path) if at else os.path.join(*path))
     return sorted(found)
+
+
+def _matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Return True if the parts of a path match those of a pattern, `**` any number of them.
+
+    A pattern that ends in `**` matches all files below.
+    """
+    if pattern[:1] == (ANY_FOLDERS,):
+        if not pattern[1:]:
+            return True
+        return any(_matches(path[skipped:], pattern[1:]) for skipped in range(len(path)))
+    if not pattern or not path:
+        return not pattern and not path
+    return fnmatch.fnmatchcase(path[0], pattern[0]) and _matches(path[1:], pattern[1:])

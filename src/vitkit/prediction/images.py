@@ -204,6 +204,16 @@ def named_group(names: Sequence[str]) -> ImageGroup:
     return ImageGroup(total=len(names), images=images, paths=names)
 
 
+def unusable_group(error: ImageError) -> ImageGroup:
+    """Return a name without an image: reading it raises its error."""
+
+    def pixels() -> RGBPixels:
+        raise error
+
+    image = FoundImage(name=error.name, place=PurePath(error.name), pixels=pixels)
+    return ImageGroup(total=1, images=lambda prefix: [image])
+
+
 def _stored_group(
     stored: Split, split: str, classes: Sequence[str], source: Path | None
 ) -> ImageGroup:

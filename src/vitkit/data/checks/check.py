@@ -21,7 +21,7 @@ import numpy as np
 from vitkit.data.checks.findings import Finding, findings
 from vitkit.data.checks.scan import SCAN_ROW, Problem, ScanResult, scan_split
 from vitkit.data.datasets.dataset import Dataset
-from vitkit.data.datasets.split import LabelChanges, Split, read_label_changes
+from vitkit.data.datasets.split import LabelChange, LabelChanges, Split, read_label_changes
 from vitkit.data.datasets.splitting import first_copies
 from vitkit.data.sources.open import DataSource, open_dataset
 from vitkit.errors import DataError
@@ -269,13 +269,15 @@ def with_corrections(dataset: Dataset, changes: LabelChanges) -> Dataset:
 
     Raises:
         DataError: an image or a class that the dataset does not have, or an image that has another
-            class than the list says; the message names the first one and counts the others.
+            class than the list says, or two new ones; the first is named, the others counted.
     """
     labels = {name: split.labels.copy() for name, split in dataset.splits.items()}
     places = _places(dataset, {change.path for change in changes.changes})
     problems = []
+    first: dict[tuple[str, int], LabelChange] = {}
     for change in changes.changes:
         image, found = escape(change.path), places.get(change.path, [])
+        earlier = [first.setdefault(place, change) for place in found]
         now = {dataset.classes[dataset.splits[name].labels[index]] for name, index in found}
         if change.new not in dataset.classes:
             near = did_you_mean(change.new, dataset.classes)
@@ -286,15 +288,18 @@ def with_corrections(dataset: Dataset, changes: LabelChanges) -> Dataset:
             problem = f"{dataset.name} has no image {image!r}; its images are named like {example}"
         elif change.old and not now <= {change.old, change.new}:
             problem = f"{image!r} is {quote_list(now)} in {dataset.name}, not {change.old!r}"
+        elif {other.new for other in earlier} != {change.new}:
+            problem = (
+                f"{image!r} is the image of line {earlier[0].line}, {escape(earlier[0].new)!r} "
+                f"there and {escape(change.new)!r} here; keep one of the lines"
+            )
         else:
             for name, index in found:  # a CSV may list an image more than once
                 labels[name][index] = dataset.classes.index(change.new)
             continue
         problems.append(f"line {change.line}: {problem}")
     if problems:
-        more = ""
-        if problems[1:]:
-            more = f" (and {len(problems) - 1:,} more lines)"
+        more = f" (and {len(problems) - 1:,} more lines)" if problems[1:] else ""
         raise DataError(f"--relabel {changes.name}, {problems[0]}{more}")
     counts: dict[str, int] = {}
     splits = dict(dataset.splits)

@@ -172,16 +172,23 @@ def read_label_changes(path: str | os.PathLike[str]) -> LabelChanges:
     for line, row in csv_rows(file, where):
         if not names:
             names = [name.strip().casefold() for name in row]
+            if not {"path", "new_class"} <= {*names}:
+                raise DataError(
+                    f"{where}: expected the columns {','.join(RELABEL_HEADER)} in the first line, "
+                    f"got {escape(','.join(row))[:100]!r}; old_class may be absent"
+                )
             continue
         cells = dict.fromkeys(RELABEL_HEADER, "") | dict(zip(names, row, strict=False))
         change = LabelChange(cells["path"], cells["old_class"], cells["new_class"], line)
         first = changes.setdefault(change.path, change)
         if not change.path or not change.new or first.new != change.new:
-            raise DataError(
-                f"{where}, line {line}: expected a path and a new class in the columns "
-                f"{','.join(RELABEL_HEADER)}, and one class for a path, got "
-                f"{escape(','.join(row))!r} (line {first.line}: {escape(first.new)!r})"
-            )
+            problem = f"expected a path and a new class, got {escape(','.join(row))!r}"
+            if change.path and change.new:
+                problem = (
+                    f"{escape(change.path)!r} is {escape(change.new)!r} here and "
+                    f"{escape(first.new)!r} in line {first.line}; keep one of the lines"
+                )
+            raise DataError(f"{where}, line {line}: {problem}")
     if not changes:
         raise DataError(f"{where} lists no image; leave it out")
     return LabelChanges(file.name, tuple(changes.values()))
@@ -211,7 +218,7 @@ def csv_rows(path: Path, where: str) -> Iterator[tuple[int, list[str]]]:
                 line = reader.line_num
                 if any(map(str.strip, row)):
                     yield line, row
-    except (OSError, UnicodeError, csv.Error) as error:
+    except (OSError, ValueError, csv.Error) as error:
         problem = f"not a CSV file in UTF-8 or UTF-16 from line {line + 1} on: {error}"
         if isinstance(error, OSError):
             problem = f"{str(error.strerror).lower()}; {nearest_parent(path)}"

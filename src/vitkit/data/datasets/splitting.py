@@ -349,7 +349,9 @@ def _natural_key(name: str) -> tuple[list[tuple[int, int, str]], str]:
 
 def _plain(name: str) -> str:
     """Return a class name in a normal form, without differences of spelling such as case."""
-    letters = re.sub(r"[^\w.]|_", "", unicodedata.normalize("NFKC", name).casefold())
+    folded = unicodedata.normalize("NFKC", name).casefold()
+    visible = (letter for letter in folded if unicodedata.category(letter) != "Cf")
+    letters = re.sub(r"[\s_-]", "", "".join(visible))
     # Leading zeros are removed, except after a decimal point.
     return re.sub(r"(?<![0-9.])0+(?=[0-9])", "", letters) or name
 

@@ -12,6 +12,8 @@ real image has is refused, since it could keep the decoder busy for minutes.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import io
 import os
 import re
@@ -19,10 +21,10 @@ import struct
 import threading
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
-from PIL import Image, ImageCms, ImageFile
+from PIL import Image, ImageCms, ImageFile, _imaging
 
 from vitkit.errors import ImageError, ImageReason
 
@@ -307,7 +309,7 @@ PILLOW_ERRORS = (
 
 
 class PillowKeptQuiet:
-    """Context manager that silences Pillow's warnings, and refuses images with missing pixels.
+    """Context manager that silences Pillow and libtiff, and refuses images with missing pixels.
 
     Also where other code has set Pillow to fill those. All threads share it; it ends when the last
     of them leaves. `warnings.catch_warnings` would put back the wrong filters where threads
@@ -317,14 +319,15 @@ class PillowKeptQuiet:
     FILTER = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
     lock = threading.Lock()
     inside = 0
-    fills = False
-    """Pillow's switch, while it is replaced."""
+    before: tuple[int | None, bool] = (None, False)
+    """libtiff's function that prints errors, and Pillow's switch, while they are replaced."""
 
     def __enter__(self) -> None:
         cls = type(self)
         with cls.lock:
             if cls.inside == 0:
-                cls.fills, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
+                cls.before = _set_tiff_handler()(None), ImageFile.LOAD_TRUNCATED_IMAGES
+                ImageFile.LOAD_TRUNCATED_IMAGES = False
             cls.inside += 1
             if cls.FILTER not in warnings.filters:
                 warnings.filters.insert(0, cls.FILTER)  # type: ignore[attr-defined]
@@ -334,6 +337,19 @@ class PillowKeptQuiet:
         with cls.lock:
             cls.inside -= 1
             if cls.inside == 0:
-                ImageFile.LOAD_TRUNCATED_IMAGES = cls.fills
+                handler, ImageFile.LOAD_TRUNCATED_IMAGES = cls.before
+                _set_tiff_handler()(handler)
                 with contextlib.suppress(ValueError):
                     warnings.filters.remove(cls.FILTER)  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _set_tiff_handler() -> Callable[[int | None], int | None]:
+    """Return libtiff's `TIFFSetErrorHandler`: takes the function that prints errors, returns it."""
+    try:
+        set_handler = ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler
+    except (AttributeError, OSError, TypeError):  # a Pillow without libtiff
+        return lambda handler: handler
+    set_handler.argtypes = [ctypes.c_void_p]
+    set_handler.restype = ctypes.c_void_p
+    return set_handler

@@ -115,7 +115,7 @@ def read_rows(
         if not columns:
             columns = _columns(cells, where, needs_labels)
             continue
-        cells += [""] * len(columns)  # a row may be too short
+        cells += [""] * (1 + max(columns.values()))  # a row may be too short
         named = {column: cells[index].strip() for column, index in columns.items()}
         row = _parse_row(line, named, root, real_root, needs_labels)
         if isinstance(row, ListRow):

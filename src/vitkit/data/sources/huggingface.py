@@ -33,6 +33,7 @@ HUB_PREFIX = "hf://"
 HUB_ADDRESS = re.compile(
     r"hf://(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<config>[\w.+-]+))?"
 )
+COMMIT = re.compile("[0-9a-f]{7,40}")
 PARQUET_ENDING = ".parquet"
 DATA_FOLDER = "data"
 """The folder where repositories of the Hub have their files."""
@@ -69,9 +70,24 @@ def load_hub(address: str) -> Tables:
             f"{escape(address)}: expected hf://owner/name, hf://owner/name@revision or "
             f"hf://owner/name:config"
         )
-    name = match["name"]
+    name, revision = match["name"], match["revision"] or ""
+    # `load_dataset` prefers a local folder to the Hub.
+    if os.path.exists(name):
+        raise DataError(
+            f"{address}: the working folder has {name}, which `datasets` would read instead of the "
+            f"Hub's; start in another folder, or open that one by ./{name}"
+        )
     with _errors_named(address) as datasets:
         splits = datasets.load_dataset(name, match["config"], revision=match["revision"])
+    # Without a network `datasets` takes the newest of its cache, in a folder named by its commit.
+    for part in splits.values():
+        commit = Path(part.cache_files[0]["filename"]).parent.name if part.cache_files else ""
+        known = COMMIT.fullmatch(revision) and len(commit) == 40
+        if known and not commit.startswith(revision):
+            raise DataError(
+                f"{address}: the cache has {commit} of it, and the Hub cannot be reached; check "
+                f"the network, or pass @{commit}"
+            )
     return _tables(splits, name.partition("/")[2], address)
 
 
@@ -106,13 +122,22 @@ def load_parquet(path: Path) -> Tables:
     files = parquet_files(path) if path.is_dir() else [path]
     where = escape(path)
     splits: dict[str, Any] = {}
+    columns: dict[str, str] = {}
     for split, indices in files_by_split([file.name for file in files], where).items():
         chosen = [str(files[index]) for index in indices]
         for file in chosen:
-            with _errors_named(escape(file)):
+            with _errors_named(escape(file)) as datasets:
                 from pyarrow.parquet import read_schema
 
-                read_schema(file)  # in one line, which `datasets` does not
+                schema = datasets.Features.from_arrow_schema(read_schema(file))
+            # The numbers of all files are read with the class names of the first one.
+            columns.setdefault(str(schema), file)
+            if len(columns) > 1:
+                first = Path(next(iter(columns.values()))).name
+                raise DataError(
+                    f"{escape(file)}: its columns or class names differ from those of "
+                    f"{escape(first)}; write both with the same ones"
+                )
         with _errors_named(where) as datasets:
             # as patterns, in which the names of files are literal
             splits[split] = datasets.Dataset.from_parquet([*map(glob.escape, chosen)])

@@ -290,11 +290,15 @@ def _read_arrays(images: Any, labels: Any, origin: str) -> ObjectPart:
             pixels = np.moveaxis(pixels, 1, -1)
     if pixels.ndim == 3:
         pixels = pixels[..., None]
-    if pixels.ndim != 4 or pixels.shape[-1] not in (1, 3) or len(pixels) != len(labels):
+    shape = tuple(getattr(labels, "shape", ()))
+    if isinstance(labels, Sequence) and not isinstance(labels, str):
+        shape = (len(labels),)
+    is_images = pixels.ndim == 4 and pixels.shape[-1] in (1, 3) and pixels.size > 0
+    if not is_images or shape != pixels.shape[:1]:
         raise DataError(
-            f"{origin}: images of the shape {tuple(images.shape)} and {len(labels):,} labels; "
-            f"expected {expected} and N labels; for images of several sizes pass a list of "
-            "(image, label)"
+            f"{origin}: images of the shape {tuple(images.shape)} and labels of the shape {shape}; "
+            f"expected {expected}, none of them 0, and labels (N,), for one-hot ones the argmax; "
+            "for images of several sizes pass a list of (image, label)"
         )
     values = [as_label(label, f"{origin}[{index}]") for index, label in enumerate(labels)]
     pixels = np.ascontiguousarray(as_bytes(pixels, origin))

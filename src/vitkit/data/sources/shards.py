@@ -322,11 +322,16 @@ def find_shards(pattern: str) -> list[Path]:
         DataError: none, or one of a `{first..last}` that is not there.
     """
     shards: list[Path] = []
-    for text in expand(os.path.expanduser(pattern)):
-        path = Path(text)
-        # A file whose name has a wildcard in it is meant literally.
-        found = [] if path.is_file() else sorted(map(Path, glob.glob(text)))
-        shards += found or [path]
+    # Braces and wildcards in the name of a folder or a file that exists are meant literally.
+    folder, rest = Path(), Path(os.path.expanduser(pattern)).parts
+    while rest and os.path.isdir(folder / rest[0]):
+        folder, rest = folder / rest[0], rest[1:]
+    for text in expand(os.path.join("", *rest)):
+        path = folder / text
+        found = []
+        if not path.is_file():
+            found = [folder / name for name in glob.glob(text, root_dir=folder)]
+        shards += sorted(found) or [path]
     missing = [shard for shard in shards if not shard.is_file()]
     if not missing:
         return shards
