@@ -53,6 +53,9 @@ def test_explain_gives_the_map_the_prediction_and_an_image_of_both(checkpoint, t
     np.testing.assert_allclose(made.grid, grid, rtol=1e-5)
     overlay = np.asarray(made.overlay())
     assert min(overlay.shape[:2]) >= 224  # small images are enlarged for people
+    for wrong in (-0.1, 1.5, float("nan")):
+        with pytest.raises(vitkit.SettingError, match=r"strength = .*: must be from 0 to 1"):
+            made.overlay(wrong)
     made.save(tmp_path / "a" / "out.png")
     with pytest.raises(vitkit.OutputError, match=r"ends in \.png"):
         made.save(tmp_path / "out.jpg")

@@ -83,6 +83,14 @@ def test_names_are_escaped_in_every_attribute(noisy):
     assert {a["data-path"] for a in earlier} == changed
 
 
+def test_a_list_of_another_program_is_not_replaced(unweighted, capsys):
+    other = unweighted / "suspects.csv"
+    other.write_text("name\nAda\n")
+    assert cli.run(["report", str(unweighted), "--suspects"]) == 2
+    assert f"--suspects {other}: this file exists" in capsys.readouterr().err
+    assert other.read_text() == "name\nAda\n"
+
+
 def test_without_the_list_the_predictions_are_searched(run):
     (run / "suspects.csv").unlink()
     text = page(vitkit.report(run)).sections["suspects"]

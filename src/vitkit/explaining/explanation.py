@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
+from vitkit.errors import SettingError
 from vitkit.explaining.methods import METHODS
 from vitkit.io.results import check_outputs
 from vitkit.messages import percent
@@ -145,7 +146,12 @@ class Explanation:
                 map. Three colours cover the image.
             smooth: whether to interpolate between patches; default: not for enlarged images, whose
                 patches are few pixels wide.
+
+        Raises:
+            SettingError: a strength outside [0, 1].
         """
+        if not 0 <= strength <= 1:
+            raise SettingError.about("strength", strength, "must be from 0 to 1")
         return Image.fromarray(self._overlay(strength, smooth))
 
     def plot(self) -> NotebookFigure:

@@ -315,6 +315,15 @@ def _read(run: ReportedRun, again: str) -> tuple[str, list[ShownImage]]:
     return rows[0][1] if rows else "train", found
 
 
+def holds_suspects(run: ReportedRun) -> bool:
+    """Return whether suspects.csv is a list that vitkit wrote."""
+    try:
+        _read(run, "")
+    except Missing:
+        return False
+    return True
+
+
 def _predicted(run: ReportedRun, again: str) -> tuple[str, list[ShownImage]]:
     """Return the suspects among the images that the run has predicted and was not trained on."""
     try:

@@ -15,7 +15,7 @@ from vitkit.io.atomic import write_bytes
 from vitkit.io.results import check_outputs
 from vitkit.plots.html import page_templates, render_page
 from vitkit.process import raise_on_signal
-from vitkit.reporting.mistakes import write_suspects
+from vitkit.reporting.mistakes import holds_suspects, write_suspects
 from vitkit.reporting.run import Missing, ReportedRun
 from vitkit.reporting.sections import SECTIONS
 from vitkit.training.monitoring.run_log import Display
@@ -58,6 +58,9 @@ def report(
     own = path.absolute() == found.folder.report.absolute()  # a run may replace its own report
     check_outputs([path], (".html",), overwrite=overwrite or own, flag="--output")
     if suspects is not None:
+        own = holds_suspects(found)  # an earlier list of vitkit
+        table = found.folder.suspects
+        check_outputs([table], overwrite=overwrite or own, flag="--suspects")
         write_suspects(found, suspects, device)
     write_bytes(path, page(found).encode("utf-8", "replace"))
     return path

@@ -52,5 +52,5 @@ def test_a_map_sums_to_the_difference_from_the_mean_image(name):
 @pytest.mark.usefixtures("wrong_types_come_in")
 @pytest.mark.parametrize("steps", [0, -3, True, 2.0])
 def test_steps_are_one_or_more(steps):
-    with pytest.raises(vitkit.SettingError, match=r"steps = .*: must be a whole number 1 or more"):
+    with pytest.raises(vitkit.SettingError, match=r"steps = .*: must be a whole number, 1 or more"):
         COMPUTE(variant("cls"), noise_images(), classes=CLASSES, steps=steps)

@@ -161,8 +161,8 @@ def check_number(name: str, value: object, least: int, most: int | None = None) 
     """
     number = whole_number(value)
     if number is None or number < least or (most is not None and number > most):
-        bounds = f"{least} or more" if most is None else f"from {least} to {most}"
-        raise SettingError.about(name, value, f"must be a whole number {bounds}")
+        bounds = f", {least} or more" if most is None else f" from {least} to {most}"
+        raise SettingError.about(name, value, f"must be a whole number{bounds}")
     return number
 
 
