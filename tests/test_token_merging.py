@@ -127,6 +127,15 @@ def test_merging_equal_patches_changes_no_logits(pooling):
     )
 
 
+@pytest.mark.filterwarnings("ignore")  # of the exporter, about its own insides
+def test_an_exported_program_gives_the_same_logits_for_any_batch():
+    merged = merging.merge_tokens(small(pooling="cls_mean", depth=2), 3)
+    batch = {0: torch.export.Dim("batch")}
+    program = torch.export.export(merged, (random_images(2),), dynamic_shapes=(batch,)).module()
+    for images in map(random_images, (1, 2, 5)):
+        torch.testing.assert_close(program(images), merged(images), atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize(("r", "expected"), [(3, [15, 12, 9]), (5, [13, 8, 5]), (8, [10, 6, 4])])
 def test_tokens_of_each_layer_are_as_computed(r, expected):
     model = small(distillation_token=True)

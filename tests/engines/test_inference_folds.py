@@ -114,13 +114,13 @@ def test_measured_kernels_compute_the_same():
 
 
 @pytest.mark.skipif(not kernels.can_pack(torch.float32), reason="torch has no oneDNN here")
-@pytest.mark.parametrize("slower", [1.05, 1.2])
-def test_other_kernels_are_taken_only_where_they_are_clearly_faster(monkeypatch, slower):
+@pytest.mark.parametrize(("slower", "bias"), [(1.05, True), (1.2, True), (1.2, False)])
+def test_other_kernels_are_taken_only_where_they_are_clearly_faster(monkeypatch, slower, bias):
     def times(calls: dict[str, object]) -> dict[str, float]:
         return {name: slower if name in ("fused", "torch") else 1.0 for name in calls}
 
     monkeypatch.setattr(kernels, "in_turns", times)
-    model, images = noisy().float(), some_images().float()
+    model, images = noisy(qkv_bias=bias).float(), some_images().float()
     fast = vitkit.optimized(model, batch_size=2)
     layers = [m for m in fast.blocks.modules() if isinstance(m, nn.Linear | kernels.PackedLinear)]
     assert {type(layer) is kernels.PackedLinear for layer in layers} == {slower > 1.1}

@@ -113,6 +113,8 @@ def test_it_equals_torch_s_with_masks_and_a_swapped_key_shows(norm, activation):
     copy_weights(ours, theirs)
     source, target = vectors(3, 7), vectors(3, 5, seed=2)
     source_real, target_real = real(7, 4, 1, of=7), real(5, 5, 2, of=5)
+    given = [source, target, source_real, target_real]
+    before = [tensor.clone() for tensor in given]
     masks = {
         "tgt_mask": causal(5), "src_key_padding_mask": ~source_real,
         "tgt_key_padding_mask": ~target_real, "memory_key_padding_mask": ~source_real,
@@ -137,6 +139,7 @@ def test_it_equals_torch_s_with_masks_and_a_swapped_key_shows(norm, activation):
         assert difference() > 1e-3
         swap(*pair)
     assert difference() <= 1e-12
+    assert all(map(torch.equal, given, before)), "the caller's tensors are left alone"
 
 
 def test_ids_are_embedded_times_the_root_of_the_width_and_positions_are_added():

@@ -67,6 +67,8 @@ def test_their_simple_model_is_computed_by_ours(tmp_path):
     guessed = vitkit.load(tmp_path / "vit.pt", trust_pickle=True)
     assert guessed.model.spec.image_size == (256, 256)
     assert any("image_size 256 x 256" in w for w in guessed.metadata["warnings"])
+    stated = check_read(theirs("simple"), tmp_path, image_size=32, num_heads=2, head_width=64)
+    assert "mean and std 0.5 are a guess" in stated.metadata["warnings"][0]
 
 
 @pytest.mark.parametrize("overrides", [{"num_heads": 4}, {"head_width": 48}, {}])

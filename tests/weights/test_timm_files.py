@@ -201,9 +201,10 @@ def test_a_table_that_fits_with_and_without_prefix_is_a_guess(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("eva02_tiny_patch14_224", "EVA-02"), ("vit_small_patch16_rope_224", "other than DINOv3's")],
-)
-def test_other_rotary_positions_are_refused(tmp_path, name, message):
+    [("eva02_tiny_patch14_224", "EVA-02"), ("vit_small_patch16_rope_224", "other than DINOv3's"),
+     ("vit_small_resnet26d_224", "the backbone is not a ResNetV2")],
+)  # fmt: skip
+def test_other_rotary_positions_and_backbones_are_refused(tmp_path, name, message):
     model = timm.create_model(name, depth=1)
     torch.save(model.state_dict(), tmp_path / "rotary.pth")
     with pytest.raises(CheckpointError, match=message):

@@ -151,7 +151,7 @@ def read_json(path: Path) -> dict[str, Any]:
             raise ValueError(f"{size} bytes are too many for a JSON description")
         document = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: not valid JSON: {error}") from None
+        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from None
     if not isinstance(document, dict):
         raise CheckpointError(f"{path}: expected a JSON object")
     return document

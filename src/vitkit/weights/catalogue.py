@@ -141,7 +141,7 @@ def list_models(
     ['vit_tiny_patch16_224.augreg_in21k', 'vit_tiny_patch16_224.augreg_in21k_ft_in1k']
     """
     included = [pattern or "*"] if isinstance(pattern, str) else list(pattern)
-    excluded = [exclude_filters] if isinstance(exclude_filters, str) else exclude_filters
+    excluded = [exclude_filters] if isinstance(exclude_filters, str) else list(exclude_filters)
     presets_with_weights = {entry.preset for entry in catalogue().values()}
     tagged = pretrained if include_tags is None else include_tags
     # Name of a list entry -> name of its model.

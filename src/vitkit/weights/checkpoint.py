@@ -364,7 +364,7 @@ def refuse_contradictions(
     """
     names = list(classes) if isinstance(classes, list | tuple) else [None]
     problems = {
-        "its class names are not a list of strings": set(map(type, names)) - {str},
+        "its class names are not a list of strings": any(not isinstance(n, str) for n in names),
         f"{len(names)} class names do not match a head of {spec.num_classes}": (
             len(names) not in (0, spec.num_classes)
         ),

@@ -123,6 +123,10 @@ def timm() -> dict[str, Case]:
         "mean too long": ({"architecture": "x", "pretrained_cfg": {"mean": [0.5] * 999}}, ""),
         "crop 1e300": ({"architecture": "x", "pretrained_cfg": {"crop_pct": 1e300}}, ""),
         "arguments a number": ({"architecture": "x", "model_args": 7}, ""),
+        "labels a text": (
+            {"architecture": "x", "label_names": "ab"},
+            "label_names is str; expected",
+        ),
     }
     cases = {f"timm: {what}": Case(edited(files, CONFIG, **change), message)
              for what, (change, message) in made.items()}  # fmt: skip

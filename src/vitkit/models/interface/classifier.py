@@ -119,7 +119,6 @@ class Backbone(Intermediates):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute each block in the backward pass, which saves memory; or keep activations.
 
-
         >>> from vitkit.models.vit import ViT
         >>> model = ViT(ViTSpec(width=64, depth=1, num_heads=4, mlp_width=128))
         >>> model.set_grad_checkpointing()

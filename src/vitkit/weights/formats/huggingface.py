@@ -221,7 +221,6 @@ def _fields(
         kernel="embeddings.patch_embeddings.projection.weight",
         positions="embeddings.position_embeddings",
         block=_LAYER,
-        head="",
         mlp="mlp.fc1" if is_dinov2 else "intermediate.dense",
         packed="mlp.weights_in",
         gate="mlp.gate_proj",

@@ -120,6 +120,9 @@ _USUAL = (
     "patch_size", "in_channels", "preprocess",
 )  # fmt: skip
 """Fields that the file does not state."""
+_IMAGES = (
+    "mean and std 0.5 are a guess: files of this format do not state how images are normalised"
+)
 
 
 def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
@@ -167,7 +170,7 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     for name in ("num_heads", "head_width"):
         if name in given:
             given[name] = fields[name]
-    return shared.finish(fields, given, shared.HALF_MEAN, usual=usual)
+    return shared.finish(fields, given, shared.HALF_MEAN, usual=usual, warnings=(_IMAGES,))
 
 
 def _channels_and_patch(values: int, given: Mapping[str, Any]) -> tuple[int, tuple[int, int]]:

@@ -272,6 +272,8 @@ def _stem_fields(shapes: Shapes) -> dict[str, Any]:
         root = "stem.conv.weight"
         if f"{RESNET_NAMES}conv.weight" in shapes:
             root = "conv.weight"
+        if RESNET_NAMES + root not in shapes:
+            raise CheckpointError("the backbone is not a ResNetV2, the only one supported")
         layers = shared.resnet_layers(shapes, f"{RESNET_NAMES}stages.{{s}}.blocks.*.conv1.weight")
         # The kernel of a hybrid covers cells of the ResNet's output, several pixels each.
         kernel = [side * STAGE_STRIDES[len(layers)] for side in kernel]

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase, translate
 from typing import Any, NamedTuple
 
 from vitkit.errors import CheckpointError
+from vitkit.io.untrusted import refuse
 from vitkit.models.interface.pretrained import pretrained_config
 from vitkit.models.presets import preset, table
 from vitkit.other_names import POOLINGS, TIMM_KEYWORDS
@@ -146,7 +147,9 @@ def read_statement(header: Header, overrides: Mapping[str, Any]) -> StatedModel:
     names = config.get("label_names") or pretrained.get("label_names") or ()
     if isinstance(names, Mapping):  # number -> name, as transformers writes it
         names = [names.get(str(number)) for number in range(len(names))]
-    if not isinstance(names, list | tuple) or None in names:
+    kind = f"label_names is {type(names).__name__}; expected a list of class names"
+    refuse("config.json", {kind: not isinstance(names, list | tuple)})
+    if None in names:
         warnings.append("config.json: label_names does not name every class and is left out")
         names = ()
     classes = tuple(map(str, names))
