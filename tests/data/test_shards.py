@@ -51,6 +51,7 @@ def test_braces_and_wildcards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert names(f"wds:{tmp_path}/{pattern}.tar") == [f"train-{name}.tar" for name in found]
     for pattern, message in {
         "/train-a-{09..12}.tar": "(1 of 4 shards missing)",
+        f"/{'c' * 300}.tar": "no such file",
         "/c-*.tar": "the nearest folder that exists",
         "": f"name the shards in it, such as wds:{tmp_path}/*.tar",
         "/c-{1..7}-{0..999999999}.tar": "expected 1 to 50 shards",

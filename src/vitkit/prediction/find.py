@@ -231,7 +231,10 @@ ANY_FOLDERS = "**"
 def _match_files(pattern: str) -> list[str]:
     """Return the images that match a pattern, sorted, each once."""
     from vitkit.data.sources.image_folder import list_folder
+    from vitkit.data.sources.shards import literal_folder
 
+    literal, wild = literal_folder(pattern)
+    pattern = str(Path(glob.escape(str(literal)), wild))
     parts = Path(pattern).parts
     if ANY_FOLDERS not in parts:
         found = {name for name in glob.glob(pattern) if name.lower().endswith(IMAGE_ENDINGS)}

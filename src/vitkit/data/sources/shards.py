@@ -322,24 +322,33 @@ def find_shards(pattern: str) -> list[Path]:
         DataError: none, or one of a `{first..last}` that is not there.
     """
     shards: list[Path] = []
-    # Braces and wildcards in the name of a folder or a file that exists are meant literally.
-    folder, rest = Path(), Path(os.path.expanduser(pattern)).parts
-    while rest and os.path.isdir(folder / rest[0]):
-        folder, rest = folder / rest[0], rest[1:]
-    for text in expand(os.path.join("", *rest)):
+    folder, rest = literal_folder(os.path.expanduser(pattern))
+    for text in expand(rest):
         path = folder / text
         found = []
-        if not path.is_file():
+        # A file whose name has a wildcard in it is meant literally.
+        if not os.path.isfile(path):
             found = [folder / name for name in glob.glob(text, root_dir=folder)]
         shards += sorted(found) or [path]
-    missing = [shard for shard in shards if not shard.is_file()]
+    missing = [shard for shard in shards if not os.path.isfile(shard)]
     if not missing:
         return shards
     first = escape(missing[0])
     problem = f"no such file; {nearest_parent(missing[0])}"
-    if missing[0].is_dir():
+    if os.path.isdir(missing[0]):
         problem = f"a folder; name the shards in it, such as wds:{first}/*.tar"
     raise DataError(f"{first}: {problem} ({len(missing):,} of {len(shards):,} shards missing)")
+
+
+def literal_folder(pattern: str) -> tuple[Path, str]:
+    """Return the longest beginning of a pattern that is a folder, and the rest.
+
+    Its name may have braces and wildcards, which are meant literally.
+    """
+    folder, rest = Path(), Path(pattern).parts
+    while rest and os.path.isdir(folder / rest[0]):
+        folder, rest = folder / rest[0], rest[1:]
+    return folder, os.path.join("", *rest)
 
 
 def expand(pattern: str) -> list[str]:
