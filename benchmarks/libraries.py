@@ -126,29 +126,36 @@ def tables(rounds: int) -> None:
 
 
 def grid(rounds: int) -> None:
-    """Compare the grid of examples with one that matplotlib draws."""
+    """Compare the grid of examples with one that matplotlib draws; the model is one layer."""
+    import torch
     from matplotlib.figure import Figure
 
-    from vitkit.training.monitoring.figures import Line
-    from vitkit.training.monitoring.figures import grid as own_grid
+    import vitkit
+    from vitkit.training.monitoring.figures import example_predictions
 
     pixels = np.random.default_rng(0).integers(0, 256, (8, 28, 28, 3), dtype=np.uint8)
-    captions = [[Line("cat"), Line("dog", "80%", "red")]] * len(pixels)
+    images = pixels, np.arange(len(pixels)) % 2
+    data = vitkit.open_dataset({"train": images, "val": images})
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(pixels[0].size, 2))
+    preprocess, device = vitkit.Preprocess(image_size=(28, 28)), torch.device("cpu")
+
+    def own(number: int) -> None:
+        example_predictions(model, data, preprocess, device)
 
     def library(number: int) -> None:
         figure = Figure(figsize=(6.6, 4.1), dpi=72)
-        for place, (image, lines) in enumerate(zip(pixels, captions, strict=True)):
+        for place, image in enumerate(pixels):
             axes = figure.add_subplot(2, 4, place + 1)
             axes.imshow(image, interpolation="nearest")
             axes.set_axis_off()
-            for row, line in enumerate(lines):
-                axes.text(0, 31 + 4 * row, f"{line.share} {line.name}", color=line.colour)
+            for row, (line, colour) in enumerate((("cat", "black"), ("80% dog", "red"))):
+                axes.text(0, 31 + 4 * row, line, color=colour)
         content = io.BytesIO()
         figure.savefig(content)
         np.asarray(Image.open(content).convert("RGB"))
 
     print("a grid of 8 images")
-    in_turn(rounds, {"Pillow": lambda number: own_grid(pixels, captions, 4), "matplotlib": library})
+    in_turn(rounds, {"Pillow": own, "matplotlib": library})
 
 
 PARTS = {"rows": rows, "tables": tables, "grid": grid}
