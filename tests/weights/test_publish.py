@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -42,7 +43,8 @@ class LocalHub:
 def checkpoint() -> Checkpoint:
     metadata = {"licence": "Apache 2.0", "metrics": {"top1": 0.98765}, "recipe": {"epochs": 3},
                 "data": {"fingerprint": "ab12"}}  # fmt: skip
-    return Checkpoint(noisy(SPEC), GREY, ("ant", "bee", "cat"), metadata=metadata)
+    names = tuple(np.array(["ant", "bee", "cat"]))
+    return Checkpoint(noisy(SPEC), GREY, names, metadata=metadata)
 
 
 def test_a_pushed_folder_is_the_checkpoint(tmp_path, checkpoint):
