@@ -63,11 +63,13 @@ def test_the_table_draws_and_leaves_the_module_alone():
 def test_any_module_works_and_a_wrong_input_is_named():
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 36, 2))
     assert vitkit.summary(net, (1, 3, 8, 8)).mult_adds == 36 * 8 * 27 + 8 * 36 * 2
+    bare = nn.Sequential(nn.BatchNorm2d(3, affine=False))  # no layer with parameters
+    assert vitkit.summary(bare, (1, 3, 8, 8)).activation_mb == 0
     with pytest.raises(ShapeError, match="Sequential does not take an input of"):
         vitkit.summary(net, (1, 3, 9, 9))
     with pytest.raises(ShapeError, match="Sequential has no spec; pass input_size"):
         vitkit.summary(net)
-    with pytest.raises(ShapeError, match="pass input_size, a shape such as"):
+    with pytest.raises(ShapeError, match="input_size 9 is one number; pass input_size, a shape"):
         vitkit.summary(net, 9)
 
 

@@ -98,6 +98,9 @@ def test_a_user_s_own_setting_wins(own: dict[str, str]):
      ("0::/\n", {"cpu.max": "max 100000\n"}, 8), ("0::/\n", {"cpu.max": "5000 100000\n"}, 1),
      ("0::/\n", {"cpu.max": "1600000 100000\n"}, 8),
      ("4:cpu,cpuacct:/job\n0::/job\n", {"job/cpu.max": "150000 100000"}, 2),
+     ("4:cpu,cpuacct:/job\n0::/\n", {"cpu/job/cpu.cfs_quota_us": "250000\n",
+                                     "cpu/job/cpu.cfs_period_us": "100000\n"}, 3),
+     ("4:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
      ("4:cpuset:/\n", {}, 8), ("0::/\n", {"cpu.max": "nonsense\n"}, 8), ("0::/gone:else\n", {}, 8),
      (None, {}, 8)],
 )  # fmt: skip

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -91,3 +93,13 @@ def test_preprocess_refuses_what_no_image_can_become():
     grey = vitkit.Preprocess(image_size=28, mean=(0.1,), std=(0.3,), fit="squash")
     assert grey.channels == 1
     assert vitkit.Preprocess.from_json(json.loads(json.dumps(grey.to_json()))) == grey
+
+
+def test_a_preprocess_works_where_nothing_else_is_imported():
+    """As in a process that a loader has spawned, and that has read it from a pickle."""
+    program = (
+        "import numpy as np; from vitkit.spec import Preprocess;"
+        "print(*Preprocess(image_size=4)(np.zeros((9, 9, 3), np.uint8)).shape)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert done.stdout == b"3 4 4\n"

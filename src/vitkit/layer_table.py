@@ -192,7 +192,8 @@ def summary(module: nn.Module, input_size: Sequence[int] | None = None) -> Layer
         # If a module is called several times, the sizes of the last call are shown.
         shapes[part] = _shape(next(iter(inputs), None)), _shape(output)
         # The innermost layers with parameters, as torchinfo counts.
-        if isinstance(output, Tensor) and part._parameters and not part._modules:
+        own = list(part.parameters(recurse=False))  # a bias that is missing is not among them
+        if isinstance(output, Tensor) and own and not part._modules:
             activations.append(output.numel())
 
     def bias_adds(part: nn.Module) -> int:
@@ -303,9 +304,10 @@ def _input_size(module: nn.Module, requested: Sequence[int] | None) -> tuple[int
     if requested is None and spec is not None:
         return (1, spec.in_channels, *spec.image_size)
     if requested is None or isinstance(requested, int):
-        raise ShapeError(
-            f"{type(module).__name__} has no spec; pass input_size, a shape such as (1, 197, 768)"
-        )
+        problem = f"{type(module).__name__} has no spec"
+        if requested is not None:
+            problem = f"input_size {requested} is one number"
+        raise ShapeError(f"{problem}; pass input_size, a shape such as (1, 197, 768)")
     return tuple(requested)
 
 

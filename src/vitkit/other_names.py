@@ -258,7 +258,8 @@ def _split(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
             theirs[keyword] = value
         elif keyword in TIMM_KEYWORDS or keyword in _ALWAYS:
             continue
-        if keyword == "pool_include_prefix":  # it completes global_pool
+        # it completes global_pool
+        if keyword == "pool_include_prefix" and "pooling" not in keywords:
             continue
         for name in OTHER_FIELDS.get(keyword, (keyword,)):
             if name in decided_by:

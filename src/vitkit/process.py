@@ -72,8 +72,8 @@ def available_cores(root: Path = Path("/")) -> int:
     """Return the number of cores that this process may use, 1 or more.
 
     A container or a job of a cluster often has fewer than the machine: as it may run on some cores
-    alone (affinity), or gets a share of the time of all (the CPU quota of a control group; source:
-    "Control Group v2", documentation of Linux).
+    alone (affinity), or gets a share of the time of all (the CPU quota of a control group; sources:
+    "Control Group v2" and, for v1, "CFS Bandwidth Control", documentation of Linux).
 
     Args:
         root: root of the file system with /proc and /sys.
@@ -81,15 +81,21 @@ def available_cores(root: Path = Path("/")) -> int:
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
-    top = root / "sys/fs/cgroup"
+    lines = list[str]()
     with suppress(OSError):  # not Linux, or /proc is hidden
-        text = (root / "proc/self/cgroup").read_text()
-        group = top / text.rpartition("0::")[2].strip().strip("/")
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    for line in lines:  # 0::/job (v2), or 4:cpu,cpuacct:/job (v1)
+        _, controllers, name = line.split(":", 2)
+        top, files = root / "sys/fs/cgroup", ["cpu.max"]
+        if "cpu" in controllers.split(","):
+            top, files = top / "cpu", ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+        group = top / name.strip("/")
         # a limit of a group applies to all groups in it
         for folder in (group, *group.parents):
-            with suppress(OSError, ValueError):  # no limit is the word `max`
-                quota, period = (folder / "cpu.max").read_text().split()
-                cores = min(cores, math.ceil(int(quota) / int(period)))
+            with suppress(OSError, ValueError):  # no limit is the word `max`, or -1
+                quota, period = " ".join((folder / file).read_text() for file in files).split()
+                if int(quota) > 0:
+                    cores = min(cores, math.ceil(int(quota) / int(period)))
     return cores
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from importlib import import_module
 from itertools import chain
 from numbers import Integral
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, SupportsIndex
@@ -376,9 +377,6 @@ class Preprocess(Described):
         """The number of channels C, 1 for grey and 3 for RGB."""
         return len(self.mean)
 
-    read: ClassVar[Callable[[Preprocess, Any], Tensor]]
-    """What `__call__` does; `data.images.preprocess` sets it, which needs torch and Pillow."""
-
     def __call__(self, image: Any) -> Tensor:
         """Return the model's input for an image, as evaluation and prediction compute it.
 
@@ -399,4 +397,8 @@ class Preprocess(Described):
             ImageError: an image that cannot be used, by name or number.
             SettingError: not an image; or an empty list.
         """
-        return self.read(image)
+        # found by name when it is called: a layer above this one has it, with torch and Pillow
+        made: Tensor = import_module("vitkit.data.images.preprocess").read_and_preprocess(
+            self, image
+        )
+        return made

@@ -241,8 +241,8 @@ class TrainSettings(TypedDict, total=False):
     compile: bool
     """Compile the training step with torch.compile; without a compiler the step stays as it is."""
     grad_checkpointing: Literal["block"] | None
-    """Save memory by computing activations again in the backward pass: those inside each `block`
-    (the same without a value), or only norms and activation functions."""
+    """Save memory by computing the activations inside each `block` again in the backward pass (the
+    same without a value)."""
     devices: int
     """Number of processes to start on this machine, one per device; with torchrun, use its own
     option instead."""

@@ -108,6 +108,7 @@ def test_initial_weights_by_timm_s_names():
         ({"embed_dim": 96, "width": 96}, "embed_dim and width both decide width"),
         ({"mlp_ratio": 4, "mlp_width": 9}, "mlp_ratio and mlp_width both decide mlp_width"),
         ({"global_pool": "avg", "pooling": "mean"}, "global_pool and pooling both decide pooling"),
+        ({"pool_include_prefix": True, "pooling": "cls"}, "prefix and pooling both decide pool"),
         ({"fc_norm": True, "use_fc_norm": True}, "fc_norm and use_fc_norm both decide norm_bef"),
         ({"proj_drop_rate": 0.1, "mlp_dropout": 0.1}, "proj_drop_rate and mlp_dropout both decide"),
         ({"global_pool": "max"}, "global_pool='max' does not exist in vitkit; it has 'token', 'a"),

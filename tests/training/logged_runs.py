@@ -28,6 +28,10 @@ def train(
 
 
 def curves(run: Path) -> EventAccumulator:
+    # by time: the names that TensorBoard sorts are alike for files of one second but for a number
+    files = sorted((run / "tensorboard").iterdir(), key=lambda file: file.stat().st_mtime_ns)
+    for number, file in enumerate(files):
+        file.rename(file.with_name(f"{number:03d}.tfevents"))
     everything = {"histograms": 0, "images": 0, "scalars": 0}
     return EventAccumulator(str(run / "tensorboard"), size_guidance=everything).Reload()
 

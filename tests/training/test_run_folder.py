@@ -68,6 +68,7 @@ def test_a_folder_that_is_no_run_is_left_alone(images, tmp_path, monkeypatch, as
         str(thesis): "contains chapter1.txt and is not a run of vitkit, so",
         ".": "contains chapter1.txt and is not a run of vitkit",
         "": "contains chapter1.txt and is not a run of vitkit|--resume auto needs --output",
+        "x" * 300: "cannot write|--resume auto needs --output",
         str(images): f"--output {images} contains the data {images}; choose another",
         str(tmp_path): f"--output {tmp_path} contains the data",
         str(images / "run"): f"--output {images}/run lies inside the data",

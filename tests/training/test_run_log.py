@@ -237,6 +237,22 @@ def test_a_header_that_was_cut_short_is_written_again(tmp_path, left):
     assert run.metrics.read_text() == "epoch,step,lr\n1,20,0.5\n"
 
 
+def test_what_is_damaged_in_the_files_of_metrics_does_not_hinder_a_resumed_run(tmp_path):
+    run = RunFolder(tmp_path)
+    test = '{"kind": "test", "step": 8}\n'
+    run.lines.write_text(f'{test}{{"kind": "st\x00\n[3]\n{{"kind": "test", "step": null}}\n')
+    run.metrics.write_text("epoch,step\n1,5\n2\n3,?\n4,20\n")
+    assert metric_files.tested_at(run) == [8]
+    metric_files.drop_rows_after(run, 10)
+    assert run.lines.read_text() == test
+    assert run.metrics.read_text() == "epoch,step\n1,5\n"
+    run.metrics.write_text("loss\n1\n")
+    with pytest.raises(vitkit.OutputError, match=r"metrics\.csv has no column step"):
+        metric_files.drop_rows_after(run, 10)
+    with pytest.raises(vitkit.DataError, match=r"metrics\.csv has no column epoch"):
+        vitkit.LearningCurves.read(tmp_path)
+
+
 def test_a_number_that_is_not_finite_is_null(tmp_path):
     run = RunFolder(tmp_path)
     metric_files.add_line(run, "step", {"step": 1, "a": float("nan"), "b": float("inf"), "c": 0.5})
@@ -360,3 +376,13 @@ def test_without_tensorboard_a_run_has_its_other_files(tmp_path, monkeypatch):
     run = train(tmp_path / "run", epochs=1, warmup_epochs=0.5).run
     assert not (run / "tensorboard").exists()
     assert (run / "metrics.csv").read_text().count("\n") == 2
+
+
+@pytest.mark.parametrize("name", ["init", "log", "finish"])
+def test_a_signal_while_a_service_works_is_no_failure_of_it(tmp_path, service, monkeypatch, name):
+    def stopped(*_: object, **__: object) -> None:
+        raise vitkit.Interrupted(signal.SIGTERM, "stopped by SIGTERM")
+
+    monkeypatch.setattr(sys.modules["wandb"], name, stopped)
+    with pytest.raises(vitkit.Interrupted):
+        train(tmp_path / "run", logger=("wandb",), epochs=1, warmup_epochs=0.5)

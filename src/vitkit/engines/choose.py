@@ -496,13 +496,22 @@ def _model_folder(request: EngineRequest) -> Path:
         weights_fingerprint(weights),
         request.model.spec.to_json(),
         request.image_size,
-        torch.backends.cpu.get_cpu_capability(),
+        _processor(),
         available_cores(),
         request.threads,
         versions,
     )
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     return cache_folder() / "engines" / digest[:32]
+
+
+def _processor() -> str:
+    """Return the name and the instructions of the processor, as far as the system tells them."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        keys = ("model name", "flags", "Features")
+        return "\n".join(sorted({line for line in lines if line.startswith(keys)}))
+    return torch.backends.cpu.get_cpu_capability()
 
 
 def _read_trials(folder: Path) -> dict[Pair, Trial]:

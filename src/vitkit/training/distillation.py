@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import torch
 from jaxtyping import Float, Int64
@@ -25,13 +25,13 @@ from torch.nn import functional as F
 from vitkit.data.augmentation.pipeline import BatchTransform, ModelInputs
 from vitkit.data.datasets.splitting import match_classes
 from vitkit.data.loading.loader import Batch
-from vitkit.errors import CheckpointError, SettingError
+from vitkit.errors import CheckpointError, SettingError, UserError
 from vitkit.frozen import frozen
 from vitkit.io.results import import_by_name
 from vitkit.messages import quote_list
 from vitkit.models.vit import ViT
 from vitkit.shapes import Images, Logits
-from vitkit.spec import Preprocess
+from vitkit.spec import Interpolation, Preprocess
 from vitkit.training.optimization.precision import Precision, autocast
 from vitkit.training.state.registry import Metadata, Tensors
 from vitkit.training.step import Objective
@@ -234,21 +234,22 @@ def as_teacher(
         SettingError: a function cannot be imported or called, or something is of another type.
     """
     made: Any = source
-    try:
-        if isinstance(source, str) and IMPORTED.fullmatch(source):
+    if isinstance(source, str) and IMPORTED.fullmatch(source):
+        try:
             made = import_by_name(source)
             if not isinstance(made, Teacher | Checkpoint | nn.Module):
                 made = made()
-        elif isinstance(source, str | Path):
+        except Exception as error:  # whatever a user's own function raises
+            raise SettingError(
+                f"{argument} {source} cannot be built: {type(error).__name__}: {error}; pass a "
+                "checkpoint, or package.module:function of a function without arguments that "
+                "returns a module"
+            ) from error
+    elif isinstance(source, str | Path):
+        try:
             made = load(source, trust_pickle=trust_pickle)
-    except CheckpointError as error:
-        raise CheckpointError(f"{argument}: {error}") from None
-    except Exception as error:  # whatever a user's own function raises
-        raise SettingError(
-            f"{argument} {source} cannot be built: {type(error).__name__}: {error}; pass a "
-            "checkpoint, or package.module:function of a function without arguments that returns "
-            "a module"
-        ) from error
+        except UserError as error:
+            raise CheckpointError(f"{argument}: {error}") from None
     if isinstance(made, Checkpoint):
         # Assumed names would be matched with those of the data, so they do not count.
         classes = () if made.classes_assumed else made.classes
@@ -274,13 +275,16 @@ def _own_preprocess(model: nn.Module) -> Preprocess | None:
     first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
     if first is not None and first.in_channels != len(config["mean"]):
         return None  # rebuilt for another number of channels than the mean has
+    interpolation: Any = config.get("interpolation")
+    if interpolation not in get_args(Interpolation):  # timm has more of them
+        interpolation = "bicubic"
     # of a model that was built for another size
     size = getattr(getattr(model, "patch_embed", None), "img_size", None)
     return Preprocess(
         image_size=size or config["input_size"][1:],
         mean=config["mean"],
         std=config["std"],
-        interpolation=config.get("interpolation", "bicubic"),
+        interpolation=interpolation,
     )
 
 

@@ -42,8 +42,6 @@ BEFORE_THEM: Settings = {"resizer": "pillow"}
 """Newer settings whose default differs from what runs did before they existed."""
 IMAGES_OF_A_FINDING = 20
 """Images that check.json lists of a finding; `more` counts the others."""
-SHOWN = 32
-"""Images of the first batch that `save_augmented_grid` draws."""
 
 
 @dataclass(frozen=True)

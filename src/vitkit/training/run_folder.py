@@ -183,13 +183,16 @@ def check_output(config: TrainConfig) -> None:
     """
     root = Path("runs" if config.output is None else config.output)
     _refuse_among_data(root, config)
-    if config.output is None or not root.exists():
-        return
     entries, problem = list[str](), ""
-    if root.is_dir():
-        entries = sorted(os.listdir(root))
-    else:
-        problem = "is a file; name a folder"
+    try:
+        if config.output is None or not root.exists():
+            return
+        if root.is_dir():
+            entries = sorted(os.listdir(root))
+        else:
+            problem = "is a file; name a folder"
+    except OSError as error:  # no permission, or a name that is too long
+        raise output_error(root, error) from None
     if entries and not _is_run(RunFolder(root)):
         problem = (
             f"contains {entries[0]} and is not a run of vitkit, so --overwrite does not rename it; "

@@ -219,7 +219,7 @@ def in_channels(
     return np.array(Image.fromarray(image).convert("L"))[:, :, None]
 
 
-def _read_and_preprocess(
+def read_and_preprocess(
     preprocess: Preprocess, image: ImageSource | list[Any] | tuple[Any, ...]
 ) -> Float[Tensor, "*B C h w"]:
     """Return the input of one image (C, h, w), or of a list of them, as `Preprocess` describes."""
@@ -230,6 +230,3 @@ def _read_and_preprocess(
     # Bytes and arrays have no name of their own: messages name their index.
     pixels = [read_image(source, f"image {number}") for number, source in enumerate(image)]
     return preprocess_images(pixels, preprocess)
-
-
-Preprocess.read = _read_and_preprocess

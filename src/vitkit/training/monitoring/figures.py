@@ -58,7 +58,7 @@ class LearningCurves:
 
         Raises:
             OutputError: no such folder.
-            DataError: the run has no complete epoch, or is a probe.
+            DataError: no complete epoch, a probe, or a foreign file.
         """
         folder = RunFolder(Path(run))
         if not folder.root.is_dir():
@@ -69,8 +69,14 @@ class LearningCurves:
                 f"{run}: no epoch is complete in metrics.csv, so there is no curve; a probe and a "
                 "run of less than an epoch have none"
             )
+        missing = [name for name in ("epoch", "train_loss", "lr") if name not in rows[0]]
+        if missing:
+            raise DataError(
+                f"{folder.metrics} has no column {missing[0]}, so it is not of a run of vitkit; "
+                "name the folder of a run"
+            )
         # a later row replaces the row of a killed run
-        epochs = {row["epoch"]: row for row in rows}
+        epochs = {row["epoch"]: row for row in rows if not np.isnan(row["epoch"])}
         columns = {}
         for name in rows[0]:
             columns[name] = np.array([epochs[epoch][name] for epoch in sorted(epochs)])

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
 from torch import nn
 
+from vitkit.errors import Interrupted
 from vitkit.io.atomic import output_error
 from vitkit.training.config.meaning import TrackerName
 from vitkit.training.monitoring.trackers import (
@@ -108,7 +109,8 @@ class RunLog:
 
     def _report(self, failed: threading.ExceptHookArgs) -> None:
         # the thread of TensorBoard, which raises the same error again where the run writes
-        if not isinstance(failed.exc_value, OSError):
+        is_of_it = type(failed.thread).__module__.startswith("tensorboard")
+        if not (is_of_it and isinstance(failed.exc_value, OSError)):
             self._hook(failed)
 
     def __exit__(
@@ -227,6 +229,8 @@ class RunLog:
                 self._drop_tracker(tracker, failure)
 
     def _drop_tracker(self, tracker: Tracker, failure: Exception) -> None:
+        if isinstance(failure, Interrupted):  # a signal, not the service
+            raise failure
         # a service that failed once may delay every step
         self._trackers.remove(tracker)
         self.info(f"{tracker.name} failed: {failure}; the run continues without it")

@@ -17,7 +17,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from vitkit.errors import MissingExtraError, SettingError
+from vitkit.errors import Interrupted, MissingExtraError, OutputError, SettingError
 from vitkit.io.atomic import write_bytes
 from vitkit.training.config.meaning import TrackerName
 from vitkit.training.run_folder import RunFolder
@@ -102,6 +102,8 @@ def open_trackers(
     for name in names:
         try:
             opened.append(Tracker(name, run, settings, known.get(name)))
+        except Interrupted:  # a signal, not the service
+            raise
         except Exception as error:  # whatever a service raises
             raise SettingError(
                 f"--logger {name}: cannot start: {error}; solve this problem, or leave out --logger"
@@ -190,19 +192,25 @@ def drop_rows_after(
             the result of an earlier end of the run.
 
     Raises:
-        OutputError: a file cannot be written.
+        OutputError: a file cannot be written, or metrics.csv has no column `step`.
     """
     # The last step that is kept, by kind; `step` for all other kinds.
     last = {"epoch": step - unvalidated, "test": step - (not trains_on)}
     header, *rows = _complete_lines(run.metrics) or [""]
-    column = header.split(",").index("step") if header else 0
+    columns = header.split(",")
+    if header and "step" not in columns:
+        raise OutputError(
+            f"{run.metrics} has no column step, so it is not of this run; move it elsewhere, then "
+            "resume"
+        )
 
     def keep_row(row: str) -> bool:
-        return float(row.split(",")[column]) <= last["epoch"]
+        values = dict(zip(columns, row.split(","), strict=False))
+        return len(values) == len(columns) and _number(values["step"]) <= last["epoch"]
 
     def keep_line(line: str) -> bool:
-        values = json.loads(line)
-        return bool(values["step"] <= last.get(values["kind"], step))
+        kind, at = _kind_and_step(line)
+        return at <= last.get(kind, step)
 
     kept = {
         run.metrics: [header, *filter(keep_row, rows)] if header else [],
@@ -215,8 +223,17 @@ def drop_rows_after(
 
 def tested_at(run: RunFolder) -> list[int]:
     """Return the steps after which the test split was evaluated."""
-    found = map(json.loads, _complete_lines(run.lines))
-    return [values["step"] for values in found if values["kind"] == "test"]
+    found = map(_kind_and_step, _complete_lines(run.lines))
+    return [int(step) for kind, step in found if kind == "test"]
+
+
+def _kind_and_step(line: str) -> tuple[str, float]:
+    """Return these of a line of metrics.jsonl; no kind and NaN of a damaged one."""
+    try:
+        values = json.loads(line)
+        return str(values["kind"]), float(values["step"])
+    except (ValueError, TypeError, KeyError):
+        return "", math.nan
 
 
 def _complete_lines(path: Path) -> list[str]:
