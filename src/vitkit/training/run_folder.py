@@ -141,7 +141,7 @@ def resumed_folder(resume: str, output: str | None) -> RunFolder | None:
     if resume == "auto" and not output:
         raise SettingError("--resume auto needs --output, the run folder to resume")
     folder = RunFolder(Path(os.path.expanduser(output or "" if resume == "auto" else resume)))
-    if folder.config.is_file() and list_states(folder.state):
+    if os.path.isfile(folder.config) and list_states(folder.state):
         return folder
     if resume == "auto":
         return None
