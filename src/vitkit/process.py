@@ -21,10 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from vitkit.errors import Interrupted, VitkitError
+from vitkit.errors import Interrupted, SettingError, VitkitError
 
 Result = TypeVar("Result")
 
+PROCESSES_PER_CORE = 16
+"""The most processes for each core: each has 200 MB or more of its own, also while it waits."""
 SPINCOUNT = "1000"
 """Iterations that a thread of GNU OpenMP (libgomp) spins before it sleeps.
 
@@ -97,6 +99,13 @@ def available_cores(root: Path = Path("/")) -> int:
                 if int(quota) > 0:
                     cores = min(cores, math.ceil(int(quota) / int(period)))
     return cores
+
+
+def check_processes(field: str, number: int) -> None:
+    """Raise SettingError for more processes than `PROCESSES_PER_CORE` for each core."""
+    most = PROCESSES_PER_CORE * available_cores()
+    if number > most:
+        raise SettingError.about(field, number, f"must be {most} or fewer on these cores")
 
 
 @functools.cache

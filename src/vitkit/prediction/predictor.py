@@ -37,7 +37,7 @@ from vitkit.weights.load import as_checkpoint
 if TYPE_CHECKING:
     from vitkit.data.sources.open import DataSource
 
-ResizedImage: TypeAlias = UInt8[np.ndarray, "h w C"]
+ResizedImage: TypeAlias = UInt8[np.ndarray, "_ _ C"]
 """An image in the model's size."""
 
 MAX_DECODER_THREADS = 8

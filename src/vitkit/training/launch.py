@@ -29,7 +29,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure, rec
 
 from vitkit.distributed import EXCHANGE, RUN_FILE, LostContact
 from vitkit.errors import DONE, Interrupted, SettingError, VitkitError, exit_code
-from vitkit.process import available_cores, shorten_spinning, stop_on_signal
+from vitkit.process import available_cores, check_processes, shorten_spinning, stop_on_signal
 from vitkit.training.config.passed_objects import refuse_passed
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.run_folder import RunFolder
@@ -53,6 +53,7 @@ def launch(config: TrainConfig, callbacks: Sequence[Callable[[], object]] = ()) 
         VitkitError: the error of a process; or a process was lost, with its rank and the signal.
     """
     refuse_passed(config)
+    check_processes("devices", config.devices)
     names = [_import_name(callback) for callback in callbacks]
     request = {"config": config.to_json(), "callbacks": names, "path": [*map(str, sys.path)]}
     # the errors are reported in one line here, and `stop_on_signal` handles the signals

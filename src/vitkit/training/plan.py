@@ -26,7 +26,7 @@ from vitkit.distributed import ProcessGroup
 from vitkit.errors import SettingError, UserCodeError, VitkitError
 from vitkit.frozen import field_names
 from vitkit.messages import plural
-from vitkit.process import StopFlag, available_cores
+from vitkit.process import StopFlag, available_cores, check_processes
 from vitkit.shapes import Logits, Loss, Targets
 from vitkit.spec import Preprocess, ViTSpec
 from vitkit.training.checks import (
@@ -337,6 +337,7 @@ def _loader_processes(
     if workers is None:
         # images in memory take longer to send to another process than to read
         return (0 if train.in_memory else min(cores, MOST_WORKERS)), []
+    check_processes("workers", workers)
     if workers > cores:
         return workers, [f"--workers {workers} on {plural(cores, 'core')}: fewer would be as fast"]
     return workers, []

@@ -31,6 +31,7 @@ from vitkit.data.images.decode import Decoded
 from vitkit.data.images.preprocess import fit, normalise
 from vitkit.data.loading.crop_flip import Augmentation
 from vitkit.errors import DataError, LoaderError, VitkitError
+from vitkit.process import check_processes
 from vitkit.randomness import Draw, augmentation_key, hash64, permutation
 from vitkit.spec import Preprocess
 
@@ -403,7 +404,9 @@ def batches(
     Raises:
         ImageError: an image that can no longer be read, by name, from whichever process met it.
         LoaderError: a process is gone.
+        SettingError: more workers than 16 for each core.
     """
+    check_processes("workers", workers)
     with warnings.catch_warnings():
         # More workers than cores are the caller's choice; the training plan notes it in one line.
         warnings.filterwarnings("ignore", message="This DataLoader will create|Got pickle error")
