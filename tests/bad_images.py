@@ -1,7 +1,5 @@
 """Images that cannot be used, of thirty kinds, each file unlike the others."""
 
-from __future__ import annotations
-
 import os
 import socket
 import struct

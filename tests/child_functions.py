@@ -1,7 +1,5 @@
 """Functions that `test_child.py` runs in child processes."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -4,8 +4,6 @@ jaxtyping's checks, which run in all other tests, would break the graphs. Each l
 the JSON of one case: its name, and how far it is from the eager model, or the error.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import traceback

@@ -1,7 +1,5 @@
 """What every test needs before anything else is imported."""
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import os

@@ -4,8 +4,6 @@ jaxtyping's checks would break the graphs. Each line of the output is the JSON o
 model, and how far its logits are from the model's own.
 """
 
-from __future__ import annotations
-
 import json
 import platform
 import socket

@@ -1,7 +1,5 @@
 """Image files and folders made by hand, for the tests of data and prediction."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """A web server of this machine, for as long as a test wants it."""
 
-from __future__ import annotations
-
 import http.server
 import threading
 from collections.abc import Callable, Iterator

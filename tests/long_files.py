@@ -1,7 +1,5 @@
 """Test files that take long, in the order in which they start."""
 
-from __future__ import annotations
-
 LONGEST = (
     "test_examples", "test_chapters", "test_compile", "test_explain", "test_distributed",
     "test_report", "test_hostile", "test_model_explanation", "test_tuning", "test_faithfulness",

@@ -1,7 +1,5 @@
 """Seeded noise for parity tests: a zero head or a fresh norm would hide a swapped key."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

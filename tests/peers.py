@@ -1,7 +1,5 @@
 """Other libraries, and what the parity tests share: import, key map, comparison, control."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence

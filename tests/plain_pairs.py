@@ -4,8 +4,6 @@ Each quantity is a pair: its value, and the part of it that came from some of th
 biases) if every attention weight, norm's scale and gate is a constant.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

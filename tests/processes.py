@@ -5,8 +5,6 @@ both; `Forked` runs the command line in one. What the interpreter itself does at
 is left to the few tests that start `python -m vitkit`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

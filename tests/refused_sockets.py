@@ -4,8 +4,6 @@
 number. Sockets of the local machine stay allowed. Source: seccomp(2) and <linux/filter.h>.
 """
 
-from __future__ import annotations
-
 import ctypes
 import platform
 import socket

@@ -11,8 +11,6 @@ call. Besides, it leaves no use for the bytecode that is stored of whatever vitk
 importing vitkit takes five times as long.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import functools

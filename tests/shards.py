@@ -1,7 +1,5 @@
 """The same images as a folder, a CSV, Parquet files and tar shards, for the tests of sources."""
 
-from __future__ import annotations
-
 import csv
 import io
 import tarfile

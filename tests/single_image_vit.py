@@ -5,8 +5,6 @@ attention map has a `shift` of zeros added to it, by which its gradient is found
 input of every block's attention.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

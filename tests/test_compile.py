@@ -1,7 +1,5 @@
 """torch.compile without graph breaks, torch.export and torch.jit.trace, against eager."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

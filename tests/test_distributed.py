@@ -1,7 +1,5 @@
 """Several processes make the same run as one: gloo on the CPU, forked or launched."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

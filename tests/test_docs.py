@@ -1,7 +1,5 @@
 """The site of docs/ as far as it can be known without building it: pages, links, formulas."""
 
-from __future__ import annotations
-
 import io
 import re
 from importlib.util import module_from_spec, spec_from_file_location

@@ -1,7 +1,5 @@
 """Tools that people bring along work on a ViT as they are: each a small example, and a figure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

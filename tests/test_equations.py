@@ -3,8 +3,6 @@
 Nothing here is shared with the library: loops over patches, heads and tokens, and numpy.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The error tree: exit codes, hints, and that errors cross process borders."""
 
-from __future__ import annotations
-
 import pickle
 import signal
 

@@ -1,7 +1,5 @@
 """The examples run as a user runs them, each in a process of its own and from an empty folder."""
 
-from __future__ import annotations
-
 import os
 import re
 import runpy
@@ -34,6 +32,7 @@ APART = {
 """Script that needs processes of its own -> what starts them."""
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_transformer_learns_to_write_backwards(tmp_path):
     """The example in full, 15 to 20 seconds of one core."""
@@ -74,6 +73,7 @@ def test_a_researcher_s_script_runs(name, tmp_path, monkeypatch, capsys):
     assert PRINTED[name] in capsys.readouterr().out
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", APART)
 def test_a_researcher_s_script_runs_in_processes_of_its_own(name, tmp_path):

@@ -1,7 +1,5 @@
 """`find_images`: files, folders, patterns, addresses, lists, datasets, and lines."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

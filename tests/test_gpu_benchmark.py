@@ -1,12 +1,12 @@
 """The benchmark of a GPU, with tiny models and without a GPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks/gpu.py"
 COMMAND = [sys.executable, str(SCRIPT), "--models", "Ti", "--blocks", "1"]
@@ -19,6 +19,7 @@ def ended(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
     )  # fmt: skip
 
 
+@pytest.mark.soak
 def test_the_libraries_are_compared_and_written(tmp_path: Path):
     output = tmp_path / "gpu.json"
     parts = ("inference", "training", "latency", "checkpointing")

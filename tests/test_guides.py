@@ -3,8 +3,6 @@
 Only training is made shorter: two steps of a model of one block.
 """
 
-from __future__ import annotations
-
 import doctest
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Limits that can be counted, calls that no module may make, and one class for each equation."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

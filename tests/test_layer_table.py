@@ -1,7 +1,5 @@
 """The layer table against the figures worked out by hand."""
 
-from __future__ import annotations
-
 from xml.etree import ElementTree
 
 import pytest

@@ -1,7 +1,5 @@
 """Words for messages: hints for what was mistyped."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from vitkit import messages

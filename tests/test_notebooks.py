@@ -1,7 +1,5 @@
 """What a notebook shows: HTML that is escaped, small and complete, and figures."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 from pathlib import Path

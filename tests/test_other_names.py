@@ -1,7 +1,5 @@
 """Names that a reader of a notebook or a user of another library types."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

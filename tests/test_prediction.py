@@ -1,7 +1,5 @@
 """`Predictor`: any kind of image, in order, by the preprocessing of the checkpoint."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What the command line sets for its own process before torch is imported."""
 
-from __future__ import annotations
-
 import gc
 import os
 import platform

@@ -1,7 +1,5 @@
 """The public names, that importing is silent and light, and that the floors hold."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import pkgutil

@@ -1,7 +1,5 @@
 """Random numbers as functions of their keys: golden values, uniformity, independence."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The README's Python and commands run one after the other; only training is made shorter."""
 
-from __future__ import annotations
-
 import doctest
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The checks of shapes are on while the tests run."""
 
-from __future__ import annotations
-
 import pytest
 import shape_checks
 import torch

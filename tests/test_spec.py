@@ -1,7 +1,5 @@
 """`ViTSpec` and `Preprocess`: what they refuse, and that they survive JSON."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The limits of the structure, measured by `scripts/measure_code.py`."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import traceback
@@ -23,12 +21,12 @@ sys.path.insert(0, str(ROOT.parents[1] / "scripts"))
 from measure_code import Code, figures, strays  # noqa: E402
 
 LARGEST = {
-    "files": 215, "lines": 51_000, "tokens of code": 265_000, "imports, % of lines of code": 11.5,
-    "raise statements": 600, "longest line": 100,
+    "files": 215, "lines": 51_000, "tokens of code": 265_000, "imports, % of lines of code": 9.5,
+    "raise statements": 620, "longest line": 100,
 }  # fmt: skip
 """What a reader can hold in the head."""
 LARGEST_CLOSURES = {
-    "training.trainer": 39, "training.step": 38, "data.loading.loader": 13,
+    "training.trainer": 39, "training.step": 38, "data.loading.loader": 14,
     "weights.checkpoint": 25,
 }  # fmt: skip
 """Modules that importing one of these may bring along, itself included."""

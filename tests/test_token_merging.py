@@ -1,7 +1,5 @@
 """Token merging (examples/research) against loops, and models whose patches are equal."""
 
-from __future__ import annotations
-
 import math
 import runpy
 import sys

@@ -1,7 +1,5 @@
 """Pages of docs/ that scripts write from the code."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import runpy

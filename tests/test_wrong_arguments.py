@@ -1,7 +1,5 @@
 """Arguments of another kind than a function takes: one line says what to write."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Checkpoints for tests of commands: an untrained one of grey images, and one of noise."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """torchvision's ViT for our weights: its names for our keys, and a builder of any depth."""
 
-from __future__ import annotations
-
 from peers import peer, without_weights
 from torch import nn
 

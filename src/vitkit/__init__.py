@@ -4,8 +4,6 @@ Public names are imported at their first use, so that `import vitkit` takes no t
 this file, `__init__.pyi`, lists them with their modules.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Devices of this machine by name."""
 
-from __future__ import annotations
-
 import copy
 from typing import TypeVar
 

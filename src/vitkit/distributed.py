@@ -5,8 +5,6 @@ operations; seed, data and step are known to all. A single process has no group,
 functions communicates.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence

@@ -209,7 +209,12 @@ class UserCodeError(UserError):
             what: the function or the object.
             error: what it raised.
             where: at what, such as `in after_step`.
+
+        Raises:
+            Interrupted: a signal came while the user's code ran; it is not that code's error.
         """
+        if isinstance(error, Interrupted):
+            raise error
         # In one line: the traceback is that of `__cause__`, which `--debug` shows.
         return cls(f"{what} raised {type(error).__name__} {where}: {error}")
 

@@ -4,8 +4,6 @@ pydantic checks the types; its errors become one line with the field's name, the
 type or range, and the nearest name if a field does not exist.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re
@@ -16,14 +14,13 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic_core import ErrorDetails
 
-from vitkit.errors import SpecError, UserError
-from vitkit.messages import did_you_mean, plural
+from vitkit import errors, messages
 
 Instance = TypeVar("Instance")
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-def frozen(*, raises: type[UserError]) -> Callable[[type[Instance]], type[Instance]]:
+def frozen(*, raises: type[errors.UserError]) -> Callable[[type[Instance]], type[Instance]]:
     """Decorate a class: keyword-only, frozen, validated; invalid values raise `raises`."""
 
     def decorate(cls: type[Instance]) -> type[Instance]:
@@ -65,7 +62,7 @@ def _nearest_field(cls: type[Any], name: str) -> str:
     listed = ""
     if len(known) <= MOST_LISTED:
         listed = f"; it has {', '.join(known)}"
-    return did_you_mean(name, known) or listed
+    return messages.did_you_mean(name, known) or listed
 
 
 MOST_LISTED = 12
@@ -103,7 +100,7 @@ class Described:
 def _object(values: object, cls: type[Any]) -> Mapping[str, Any]:
     """Check that all keys are fields of the class, before pydantic collects an error for each."""
     if not isinstance(values, Mapping):
-        raise SpecError(f"expected an object of fields, not {type(values).__name__}")
+        raise errors.SpecError(f"expected an object of fields, not {type(values).__name__}")
     known = field_names(cls)
     unknown = [name for name in values if name not in known]
     if unknown:
@@ -111,10 +108,10 @@ def _object(values: object, cls: type[Any]) -> Mapping[str, Any]:
         if len(unknown) > 1:
             more = f" (and {len(unknown) - 1} more)"
         near = _nearest_field(cls, unknown[0])
-        raise SpecError(f"{cls.__name__} has no field {unknown[0]!r}{near}{more}")
+        raise errors.SpecError(f"{cls.__name__} has no field {unknown[0]!r}{near}{more}")
     for name, value in values.items():
         if isinstance(value, list) and len(value) > MAX_LIST_LENGTH:
-            raise SpecError(
+            raise errors.SpecError(
                 f"{cls.__name__}.{name} has {len(value)} values, more than {MAX_LIST_LENGTH}"
             )
     return values
@@ -124,7 +121,9 @@ MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
 """Kinds of pydantic's errors about a missing field or tuple value."""
 
 
-def _one_line_error(cls: type[Any], error: ValidationError, raises: type[UserError]) -> UserError:
+def _one_line_error(
+    cls: type[Any], error: ValidationError, raises: type[errors.UserError]
+) -> errors.UserError:
     """Describe the first problem of `error` in one line, and count other fields with problems."""
     problems = error.errors(include_url=False)
     # one line shows one problem; the rest is counted
@@ -183,11 +182,11 @@ def _is_about_length(problem: ErrorDetails) -> bool:
 def _expected(problem: ErrorDetails) -> str:
     """Describe the expected value, in words that follow the field's name."""
     if _is_about_length(problem):
-        return f"must be {plural(str(problem['loc'][1]).count('float'), 'number')}"
+        return f"must be {messages.plural(str(problem['loc'][1]).count('float'), 'number')}"
     template = EXPECTATIONS.get(problem["type"])
     if template is None:
         return problem["msg"][0].lower() + problem["msg"][1:]
     expected = template.format(input=problem["input"], **problem.get("ctx", {}))
     if problem["type"] == "literal_error" and isinstance(problem["input"], str):
-        expected += did_you_mean(problem["input"], re.findall(r"'([^']*)'", expected))
+        expected += messages.did_you_mean(problem["input"], re.findall(r"'([^']*)'", expected))
     return expected

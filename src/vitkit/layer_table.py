@@ -5,8 +5,6 @@ Multiply-adds come from `torch.utils.flop_counter`, which includes the products 
 attention; counting layer by layer misses them, and those of a fused qkv used by `F.linear`.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Iterator, Sequence

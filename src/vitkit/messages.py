@@ -1,7 +1,5 @@
 """Text for messages: numbers, quoted lists, escaped names, and hints for typing errors."""
 
-from __future__ import annotations
-
 import difflib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Names used by teaching notebooks and other libraries, with their names in vitkit."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Operations, memory and time of a training, by formula, before it starts (`docs/scaling.md`)."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ and to the processes that it starts, and torch's engines keep freed memory. A sc
 vitkit decides for itself; `docs/benchmarks.md` lists the settings.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import math

@@ -6,8 +6,6 @@ Stafford's variant 13 of MurmurHash3's finaliser. `hash64(0)` is SplitMix64's fi
 seed 0. The numbers are part of the file format of every run: they must never change.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum, unique
 
 import numpy as np

@@ -10,8 +10,6 @@ Height comes before width everywhere. The aliases are checked while the tests ru
 beartype) and cost nothing otherwise. Layers, heads and rows are named by whole numbers from 0.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, SupportsInd
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from vitkit.errors import SpecError
+from vitkit import errors, other_names
 from vitkit.frozen import Described, frozen
 from vitkit.messages import plural
-from vitkit.other_names import OTHER_FIELDS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,21 +83,21 @@ def resolve_head_width(width: int, num_heads: int, head_width: int | None) -> in
         # suggest the two nearest valid numbers
         divisors = [k for k in range(1, width + 1) if width % k == 0]
         nearest = sorted(sorted(divisors, key=lambda k: abs(k - num_heads))[:2])
-        raise SpecError(
+        raise errors.SpecError(
             f"width {width} is not divisible by num_heads {num_heads}; use "
             f"{' or '.join(map(str, nearest))} heads, or set head_width"
         )
     return width // num_heads
 
 
-@frozen(raises=SpecError)
+@frozen(raises=errors.SpecError)
 class ViTSpec(Described):
     """The architecture of a plain ViT ("An Image is Worth 16x16 Words", Sec. 3.1).
 
     Raises `SpecError` for a spec that no model could have. The defaults are ViT-B/16 at 224 pixels.
     """
 
-    OTHER_NAMES: ClassVar = OTHER_FIELDS
+    OTHER_NAMES: ClassVar = other_names.OTHER_FIELDS
 
     image_size: Size = (224, 224)
     """Height and width of the images of the position table, in pixels."""
@@ -200,7 +199,7 @@ class ViTSpec(Described):
     def __post_init__(self) -> None:
         # pydantic has checked each field by itself; these checks are between fields.
         for problem in chain(_of_sizes(self), _of_stem(self), _of_tokens(self)):
-            raise SpecError(problem)
+            raise errors.SpecError(problem)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -335,7 +334,7 @@ Resizer = Literal["pillow", "torch"]
 Channel = tuple[float] | tuple[float, float, float]
 
 
-@frozen(raises=SpecError)
+@frozen(raises=errors.SpecError)
 class Preprocess(Described):
     """The evaluation transform of a decoded image, (H, W, 3) uint8 RGB.
 
@@ -370,7 +369,7 @@ class Preprocess(Described):
                 f"images to more than {2**14} pixels; use a smaller size or a larger ratio"
             )
         if problem:
-            raise SpecError(problem)
+            raise errors.SpecError(problem)
 
     @property
     def channels(self) -> int:

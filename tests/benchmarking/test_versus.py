@@ -1,7 +1,5 @@
 """`benchmarks/versus` on tiny models: equal logits, then turns, ratios and their intervals."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The folders and files of tests/cli/mistakes.tsv, made once."""
 
-from __future__ import annotations
-
 import os
 import tarfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Everything a person can get wrong: exit code 2, one line, what to do, and nothing lost."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`vitkit check DATA`: what it prints and writes, and how it ends."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The commands as a person types them: what they print, what they leave, how they end."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

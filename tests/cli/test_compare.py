@@ -1,7 +1,5 @@
 """`vitkit compare` and what `vitkit eval` says beyond top-1, on models made in a moment."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`vitkit explain`: files of one method and of all, the page, and options that do not fit."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

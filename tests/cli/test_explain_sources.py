@@ -1,7 +1,5 @@
 """`vitkit explain`: where images come from, how their files are named."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

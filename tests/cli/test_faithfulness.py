@@ -1,7 +1,5 @@
 """`vitkit explain --faithfulness`: a line for each map and method, and faithfulness.json."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """The help of every verb, other programs' words, completion, and what a verb says at its end."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

@@ -1,7 +1,5 @@
 """Mistakes on the command line, one a row of mistakes.tsv: each ends with one line that helps."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

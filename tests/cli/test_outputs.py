@@ -1,7 +1,5 @@
 """Files that the verbs write: what they may replace, and what they never do."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json

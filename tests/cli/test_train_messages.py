@@ -1,7 +1,5 @@
 """What `vitkit train` says and draws, as a newcomer meets it: the log, mistakes, `--show-batch`."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

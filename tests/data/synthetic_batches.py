@@ -1,7 +1,5 @@
 """Batches of synthetic pixels, and the model's inputs that `BatchTransform` makes of them."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """Policies draw as often as the papers state, and their operations are those of Pillow."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

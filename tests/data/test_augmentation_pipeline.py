@@ -1,7 +1,5 @@
 """`training_transform` gives the very tensors that a run gives its model."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 from typing import ClassVar

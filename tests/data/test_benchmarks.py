@@ -1,7 +1,5 @@
 """Datasets by name: digits, MNIST, Fashion-MNIST and CIFAR, from local files and from a server."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json
@@ -37,7 +35,8 @@ def _nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty cache, no files of other programs, and no network."""
     known = benchmarks.known_folders
     monkeypatch.setattr(
-        "vitkit.data.sources.open.known_folders",
+        benchmarks,
+        "known_folders",
         lambda name, root: [p for p in known(name, root) if not str(p).startswith("/usr/share")],
     )
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))

@@ -1,7 +1,5 @@
 """Every image is decoded once before a run; bad ones are refused or left out, results cached."""
 
-from __future__ import annotations
-
 import io
 import os
 import shutil

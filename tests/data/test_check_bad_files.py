@@ -1,7 +1,5 @@
 """Bad images of every kind are all found, by name and reason, and no good one is."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Traps of labels and of file systems: each is caught, or aligned by name, and none hangs."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

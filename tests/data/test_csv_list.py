@@ -1,7 +1,5 @@
 """CSV lists: columns and classes by name, rows refused by their line, nothing outside read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The decoder gives true pixels, whatever the format, mode or orientation."""
 
-from __future__ import annotations
-
 import io
 import struct
 from collections.abc import Callable

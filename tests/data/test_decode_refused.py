@@ -1,7 +1,5 @@
 """The decoder gives a whole image or an `ImageError`, and never any other exception."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

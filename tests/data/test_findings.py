@@ -1,7 +1,5 @@
 """Findings about images that decode: leaks, labels, classes, sizes and modes."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Damaged and hostile tars: read whole, or refused; never read for ever, and no sample is lost."""
 
-from __future__ import annotations
-
 import signal
 import tarfile
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Tables of images: Parquet files, folders of `datasets`, and sets of the Hub from its cache."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Sequence

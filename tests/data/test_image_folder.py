@@ -1,7 +1,5 @@
 """Image folders: layouts, class maps, links, and every refusal and note."""
 
-from __future__ import annotations
-
 import os
 import random
 import threading

@@ -1,7 +1,5 @@
 """JPEGs decoded by simplejpeg have Pillow's pixels, and what Pillow refuses is refused."""
 
-from __future__ import annotations
-
 import random
 import sys
 import types

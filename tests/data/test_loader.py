@@ -1,7 +1,5 @@
 """Order and augmentation of batches are functions of (seed, epoch, index), whoever makes them."""
 
-from __future__ import annotations
-
 import hashlib
 import multiprocessing
 import os

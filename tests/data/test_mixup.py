@@ -1,7 +1,5 @@
 """Mixup and CutMix: partners, proportions, and the labels that follow from them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

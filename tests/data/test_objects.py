@@ -1,7 +1,5 @@
 """Datasets that are Python objects: what they open to, and every item that cannot be used."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas
 import pytest

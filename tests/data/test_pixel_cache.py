@@ -1,7 +1,5 @@
 """The cache of decoded images: the same bytes, made once, whole or not at all."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

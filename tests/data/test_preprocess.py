@@ -1,7 +1,5 @@
 """The evaluation transform, restated independently, the same wherever an image is read."""
 
-from __future__ import annotations
-
 import io
 import math
 

@@ -1,7 +1,5 @@
 """The same images from every source; crops by torch are near those by Pillow."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import pickle

@@ -1,7 +1,5 @@
 """Tar shards, local and remote: found, indexed once, read in place; hostile ones are refused."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter

@@ -1,7 +1,5 @@
 """Splits: stratified parts, copies that stay together, class names, fingerprints."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Functions in child processes that return a value, crash, hang or fail."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

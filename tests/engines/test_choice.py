@@ -1,7 +1,5 @@
 """The choice of an engine: by trials in child processes, some of which crash or compute wrongly."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from PIL import Image
 from tiny_checkpoint import save_noisy
 
 import vitkit
-from vitkit import SettingError
+from vitkit import SettingError, process
 from vitkit.data.datasets.splitting import with_validation
 from vitkit.engines import choose
 
@@ -91,10 +89,10 @@ def test_auto_takes_the_shortest_time_with_the_start(checkpoint, monkeypatch):
     def run(function, name, request, *_, seconds: float) -> choose.Trial:
         tried.append(name)
         if name == "compile":
-            raise choose.ChildError("no answer in 60 s")
+            raise process.ChildError("no answer in 60 s")
         return choose.Trial(name, request.precision, *trials[name])
 
-    monkeypatch.setattr(choose, "run_in_child", run)
+    monkeypatch.setattr(process, "run_in_child", run)
     lines: list[str] = []
     assert predictor(checkpoint, lines, images=MANY).forward.name == "openvino"
     assert "torch float32 5.0 images/s" in lines[-1]
@@ -110,9 +108,9 @@ def test_auto_takes_the_shortest_time_with_the_start(checkpoint, monkeypatch):
 
 def test_where_all_trials_fail_auto_is_torch(checkpoint, monkeypatch):
     def hang(*_, seconds: float) -> None:
-        raise choose.ChildError(f"no answer in {seconds:.3g} s")
+        raise process.ChildError(f"no answer in {seconds:.3g} s")
 
-    monkeypatch.setattr(choose, "run_in_child", hang)
+    monkeypatch.setattr(process, "run_in_child", hang)
     lines: list[str] = []
     found = predictor(checkpoint, lines, images=MANY, precision="auto")
     assert (found.forward.name, found.forward.precision) == ("torch", "float32")
@@ -194,7 +192,7 @@ def test_models_used_longest_ago_are_forgotten_first(checkpoint, tmp_path, monke
     def run(function, name, request, *_, seconds: float) -> choose.Trial:
         return choose.Trial(name, request.precision, 0.1, 0.1)
 
-    monkeypatch.setattr(choose, "run_in_child", run)
+    monkeypatch.setattr(process, "run_in_child", run)
     monkeypatch.setattr(choose, "MOST_BYTES", 2_000)
     old = tmp_path / "cache/engines/old"
     old.mkdir(parents=True)

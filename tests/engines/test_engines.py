@@ -1,7 +1,5 @@
 """Every engine against the model itself, in a process that may not open an internet socket."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """Engines of torch: the same outputs to rounding, in float64, for every kind of model."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 

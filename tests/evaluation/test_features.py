@@ -1,7 +1,5 @@
 """Features that are computed once, nearest neighbours, and linear probes."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

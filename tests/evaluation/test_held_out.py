@@ -1,7 +1,5 @@
 """Validation logits of models that were chosen without the images that they are of."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from training.worlds import in_world, together

@@ -1,7 +1,5 @@
 """Every score restated: against scikit-learn, published numbers and plain algebra."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Temperature scaling finds the temperature, stores it, and predictions use it."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

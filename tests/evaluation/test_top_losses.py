@@ -1,7 +1,5 @@
 """The images with the highest losses: the right ones, in order, and their figure."""
 
-from __future__ import annotations
-
 import copy
 import re
 from pathlib import Path

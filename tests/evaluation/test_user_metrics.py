@@ -1,7 +1,5 @@
 """A user's own metrics: their names, and the outputs of all processes in their order."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from training.worlds import in_world, together

@@ -1,7 +1,5 @@
 """Artefacts, on models whose artefacts are planted by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Where a model looks: maps laid on the right part of the image."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from noise import fill_with_noise

@@ -1,7 +1,5 @@
 """The method where none is named, and odd models: NaN, half precision, one class."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Figures of explanations: no pixel lost, honest colours, and captions that say what was drawn."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from noise import fill_with_noise

@@ -1,7 +1,5 @@
 """Faithfulness: equal to a plain loop; 1 for occlusion itself, 0 for chance; intervals and p."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """`explain_model`: its figures, files and lines."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from io import BytesIO

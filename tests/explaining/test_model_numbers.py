@@ -1,7 +1,5 @@
 """Numbers of what a model has learned, against plain loops over images, heads and tokens."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The scripts in examples/research: each prints what is known of its own model."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Exported models from their files alone: evaluated, or refused in one line before they are run."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Exports of every format: equal to torch, usable from the file alone, refused when worse."""
 
-from __future__ import annotations
-
 import errno
 import json
 import subprocess
@@ -17,7 +15,7 @@ from export_material import CLASSES, TEMPERATURE, blobs, save_checkpoint, save_i
 from PIL import Image
 
 import vitkit
-from vitkit import CheckpointError, OutputError, cli
+from vitkit import CheckpointError, OutputError, cli, process
 from vitkit.exporting import check, files
 
 ENDINGS = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2", "aoti": ".pt2"}
@@ -239,9 +237,9 @@ def test_what_is_worse_is_refused_with_the_figure(changes, description, message)
 
 def test_a_runtime_that_dies_is_one_line(checkpoint, tmp_path, monkeypatch):
     def crash(function, *_: object, seconds: float) -> None:
-        raise check.ChildError("ended by SIGSEGV")
+        raise process.ChildError("ended by SIGSEGV")
 
-    monkeypatch.setattr(check, "run_in_child", crash)
+    monkeypatch.setattr(process, "run_in_child", crash)
     message = r"a\.pt2: in a process of its own: ended by SIGSEGV; nothing is written: try another"
     with pytest.raises(CheckpointError, match=message):
         vitkit.export(checkpoint, tmp_path / "a.pt2", to="torch")
@@ -263,7 +261,7 @@ def test_only_what_is_written_is_an_error_of_out(checkpoint, tmp_path, monkeypat
         with pytest.raises(OutputError, match=r"cannot write .*a\.pt2: the disk is full"):
             vitkit.export(checkpoint, out, to="torch")
     monkeypatch.setattr("vitkit.exporting.export.write_artefact", lambda *_: None)
-    monkeypatch.setattr("vitkit.exporting.export.check_export", fail)
+    monkeypatch.setattr("vitkit.exporting.check.check_export", fail)
     with pytest.raises(OSError, match="No space left") as error:
         vitkit.export(checkpoint, out, to="torch")
     assert not isinstance(error.value, OutputError)

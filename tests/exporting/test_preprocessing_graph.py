@@ -1,7 +1,5 @@
 """The resize in the graph against Pillow's, on photographs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

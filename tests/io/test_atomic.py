@@ -1,7 +1,5 @@
 """Files in the cache and folders are replaced whole or not at all; digests."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

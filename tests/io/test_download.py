@@ -1,7 +1,5 @@
 """Downloads of weights and images, from servers of this machine that break off, lie and hang."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io
@@ -18,6 +16,7 @@ from PIL import Image
 
 import vitkit
 from vitkit.io import download as downloads
+from vitkit.io.caches import cache_folder
 from vitkit.prediction import images as web_image
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
@@ -137,7 +136,7 @@ def test_a_file_is_downloaded_once_and_checked_when_it_is_opened(server, monkeyp
     address = f"{server.address}/vit.npz"
     path = downloads.download(address, size=len(CONTENT), sha256=SHA256[:8].upper())
     assert path.read_bytes() == CONTENT
-    assert (path.name, path.parents[1]) == ("vit.npz", downloads.cache_folder())
+    assert (path.name, path.parents[1]) == ("vit.npz", cache_folder())
     assert sorted(file.name for file in path.parent.iterdir()) == ["vit.npz", "vit.npz.sha256"]
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert downloads.download(address) == path
@@ -220,11 +219,11 @@ def test_where_the_cache_is_follows_the_environment(monkeypatch):
     monkeypatch.setenv("VITKIT_CACHE", "/a")
     monkeypatch.setenv("XDG_CACHE_HOME", "/b")
     monkeypatch.setenv("HOME", "/c")
-    assert downloads.cache_folder() == Path("/a")
+    assert cache_folder() == Path("/a")
     monkeypatch.delenv("VITKIT_CACHE")
-    assert downloads.cache_folder() == Path("/b/vitkit")
+    assert cache_folder() == Path("/b/vitkit")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert downloads.cache_folder() == Path("/c/.cache/vitkit")
+    assert cache_folder() == Path("/c/.cache/vitkit")
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(server, monkeypatch, tmp_path):

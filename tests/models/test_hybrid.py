@@ -1,7 +1,5 @@
 """The ResNet stem of the hybrids: against timm's, and the norms of each code."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from noise import fill_with_noise

@@ -1,7 +1,5 @@
 """Tokens and maps of inner layers: equal to timm's and a Record's."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Without a record no (T, T) matrix is made, seen by what a forward pass allocates."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """The parts by themselves, against torch's own: one block, attention, patches."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from models.test_systems import TORCH_S

@@ -1,7 +1,5 @@
 """Positions against restatements that share nothing with them: loops, scipy, Pillow, complex."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

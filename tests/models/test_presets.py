@@ -1,7 +1,5 @@
 """Named models: the table's figures are what is built, and what timm builds by the same names."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

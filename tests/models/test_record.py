@@ -1,7 +1,5 @@
 """A `Record`: maps by the explicit softmax, gradients, memory, and what it refuses."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -4,8 +4,6 @@ What other tests hold already is not repeated: one block against torch's own, th
 the encoder alone, lucidrains' counts, the layer table.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

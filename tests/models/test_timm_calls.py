@@ -1,7 +1,5 @@
 """timm's keywords and its calls on the head: the same model as timm makes of them."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

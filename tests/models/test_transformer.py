@@ -1,7 +1,5 @@
 """The encoder-decoder against torch's, its masks, its records and its greedy decoding."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

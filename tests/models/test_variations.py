@@ -1,7 +1,5 @@
 """What the fields of a spec do: stems, tokens, blocks, readouts, initial weights."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle

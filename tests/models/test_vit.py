@@ -1,7 +1,5 @@
 """The ViT as people use it: shapes, sizes, errors, records, initial weights."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

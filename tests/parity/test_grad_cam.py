@@ -1,7 +1,5 @@
 """Grad-CAM against pytorch-grad-cam, with its `reshape_transform` for tokens."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Ours against transformers beyond what tests/weights compares: other sizes, maps, single heads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ours against timm, same weights, same images, float32; tests/weights has each kind of model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

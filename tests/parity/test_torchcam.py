@@ -4,8 +4,6 @@ torchcam holds none of our models: it wants blocks with an `nn.MultiheadAttentio
 torchvision's ViT here, with our weights, and our own readout for the score of each layer.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

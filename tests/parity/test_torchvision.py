@@ -1,7 +1,5 @@
 """torchvision's named models have our keys and shapes; tests/weights compares their logits."""
 
-from __future__ import annotations
-
 import pytest
 from peers import peer, renamed, without_weights
 from torchvision_vit import TABLE

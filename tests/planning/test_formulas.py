@@ -1,7 +1,5 @@
 """The formulas of a plan against what torch counts: operations, parameters, activations."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`vitkit plan` as a person types it: the table, the JSON, what fits, and mistakes."""
 
-from __future__ import annotations
-
 import json
 import re
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Reading of figures: the texts of an SVG, and the part of a PNG that is drawn on."""
 
-from __future__ import annotations
-
 import re
 from html import unescape
 from io import BytesIO

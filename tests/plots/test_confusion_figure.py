@@ -1,7 +1,5 @@
 """The figure of a confusion matrix: every name in full, the right numbers, equal bytes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """The figure of images with captions: the title is above them all, whatever their shapes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -1,7 +1,5 @@
 """A headless Chromium, driven by the WebDriver protocol (https://www.w3.org/TR/webdriver2/)."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -1,7 +1,5 @@
 """Checks that every report must pass in a real browser."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small runs for reports: of the embedded digits, and of a folder with hostile names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The report in a real browser: no error, no request, every image, and the keyboard."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`report.html`: what it shows, what it says is missing, and which files it may replace."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import json

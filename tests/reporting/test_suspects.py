@@ -1,7 +1,5 @@
 """Suspected wrong labels: which are found, where they are shown, and what the page exports."""
 
-from __future__ import annotations
-
 import csv
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Callbacks that disturb or watch a run."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Tiny runs on the embedded digits whose log is read back."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checkpoints to start from, and short runs on the embedded digits."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Activation checkpointing: memory, gradients, and the message when memory runs out."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

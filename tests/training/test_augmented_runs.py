@@ -1,7 +1,5 @@
 """Runs with augmented, repeated and mixed images."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`--auto`: the candidates, the end of the search, its files, and the budgets that it accepts."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """A callback that ends a run, at any event: all is saved, and resuming gives the same bits."""
 
-from __future__ import annotations
-
 import csv
 import os
 import signal

@@ -1,7 +1,5 @@
 """Settings that nobody gave follow from the training images; what is given always wins."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Distillation: the equations of the papers, the parameters of the wrapper, runs."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 from collections.abc import Callable

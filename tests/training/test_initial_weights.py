@@ -1,7 +1,5 @@
 """Runs that begin with trained weights: what is kept, adapted, replaced, frozen and refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import safetensors.torch

@@ -1,7 +1,5 @@
 """Signals that stop a run."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,7 +1,5 @@
 """`--devices N` and torchrun: a process that is lost or signalled ends all processes."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -1,7 +1,5 @@
 """A loader process that is killed: what there is is saved, and the run resumes from it."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

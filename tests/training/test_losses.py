@@ -1,7 +1,5 @@
 """Losses against plain algebra, and a user's own loss."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

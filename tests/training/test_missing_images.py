@@ -1,7 +1,5 @@
 """Images that go missing while a run is on."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Runs on datasets that are Python objects: the bits of any other run, resumed with the object."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Optimizers against their equations, their groups, rates and states; the choice of precision."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

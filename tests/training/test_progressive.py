@@ -1,7 +1,5 @@
 """Images that grow over the epochs, and classes that are drawn as often as each other."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Every recipe runs on a folder of images, and has the settings that its figures were made with."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`relabel`: corrected labels of single images, in training, checks and evaluation."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 from pathlib import Path

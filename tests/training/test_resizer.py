@@ -1,7 +1,5 @@
 """The library that resizes crops is part of a run, and an older run keeps the one it had."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run that is stopped anywhere, by anything, resumes and ends with the same bits."""
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import os
@@ -22,7 +20,7 @@ from training.tiny_runs import command, counters, edit_manifest, end_of, last_st
 
 import vitkit
 from vitkit import Callback, CheckpointError, Interrupted, OutputError, SettingError, Trainer
-from vitkit.training import train as training
+from vitkit.training import initial_weights
 from vitkit.training.state.state_folder import newest_state
 
 
@@ -218,7 +216,7 @@ def test_a_run_that_is_about_to_end_there_is_not_overtaken(tmp_path, monkeypatch
 
     Otherwise it could begin with a state that the first one has deleted by the time it is read.
     """
-    output, make_model = tmp_path / "run", training.make_model
+    output, make_model = tmp_path / "run", initial_weights.make_model
     run(output, max_steps=5)
 
     def by_the_first(*args):
@@ -228,7 +226,7 @@ def test_a_run_that_is_about_to_end_there_is_not_overtaken(tmp_path, monkeypatch
                 run(output, **asked, max_steps=15)
         return make_model(*args)
 
-    monkeypatch.setattr(training, "make_model", by_the_first)
+    monkeypatch.setattr(initial_weights, "make_model", by_the_first)
     run(output, resume=str(output), max_steps=10)
     assert last_state(output).name == "step-00000010"
     assert not output.with_name("run.old-1").exists()

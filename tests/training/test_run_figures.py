@@ -1,7 +1,5 @@
 """Figures that a run leaves: they show metrics.csv, and never end a run."""
 
-from __future__ import annotations
-
 import csv
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Folders that a run may use: files of the user are never moved, whatever flag is passed."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

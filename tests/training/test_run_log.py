@@ -1,7 +1,5 @@
 """The log of a run, read back from its files; tiny runs through the public interface."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

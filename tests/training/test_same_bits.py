@@ -1,7 +1,5 @@
 """The same command, seed and machine give the same bits, beside a busy core too."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Saving, disturbed at every call to the file system: there is always an intact state."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """What is printed before the first step."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

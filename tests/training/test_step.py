@@ -1,7 +1,5 @@
 """The arithmetic of a step: accumulation, averages, numbers that are not finite, memory."""
 
-from __future__ import annotations
-
 import re
 import weakref
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Whole runs through the public door, on the embedded digits."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import hashlib

@@ -1,7 +1,5 @@
 """Auto-tuning before the first step: learning rate, half precision, compiler."""
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Settings without effect: refused where the user gives them, reset where only a recipe does."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from image_files import folder

@@ -1,7 +1,5 @@
 """A user's own losses, metrics, transforms and callbacks: by name, and as objects of a call."""
 
-from __future__ import annotations
-
 import random
 import sys
 

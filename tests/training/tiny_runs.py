@@ -1,7 +1,5 @@
 """A run small enough to be killed fifty times: everything that has a state is switched on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Several processes of one run, forked from the test's own: nothing has to be imported again."""
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import json

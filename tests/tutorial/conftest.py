@@ -1,7 +1,5 @@
 """A browser for the tests of the site's pages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

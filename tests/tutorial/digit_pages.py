@@ -1,7 +1,5 @@
 """The tutorial's interactive pages, without its chapters: for a browser."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

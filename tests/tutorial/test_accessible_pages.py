@@ -1,7 +1,5 @@
 """Pages of the site for a keyboard, a screen reader and weak eyes; tables that filter and sort."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Chapter 14: each switch makes its mistake, and nothing else; without one it is the plain ViT."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

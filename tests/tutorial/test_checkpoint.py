@@ -1,7 +1,5 @@
 """The tutorial's CIFAR-10 checkpoint, its receipt, and the cell that loads a published one."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io
@@ -53,6 +51,7 @@ def test_neither_file_names_a_folder_of_a_machine(receipt):
     assert re.findall(r'(?<![\w.:/])/(?:tmp|home|root|work|usr|mnt)\b[^" ]*', words) == []
 
 
+@pytest.mark.soak  # tries every engine
 def test_the_published_model_s_cell_prints_names_or_one_line(tmp_path: Path, monkeypatch):
     """With the weights in the Hub's cache it prints classes; with an empty cache one message."""
     name = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"

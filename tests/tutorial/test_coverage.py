@@ -1,7 +1,5 @@
 """docs/tutorial/coverage.md: each step of the five notebooks has its place in the tutorial."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The model of "Draw a digit" in JavaScript gives what vitkit gives, in a real browser."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

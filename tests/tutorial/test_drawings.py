@@ -1,7 +1,5 @@
 """The drawings of the tutorial: words for readers who do not see them, links, and their layout."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

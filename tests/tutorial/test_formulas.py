@@ -1,7 +1,5 @@
 """Formulas as a browser draws them: heights and positions of their parts, and MathML Core alone."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

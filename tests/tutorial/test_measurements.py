@@ -1,7 +1,5 @@
 """The tutorial's long trainings, made tiny: they run, and leave the committed numbers alone."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The notebooks that readers download: complete, without marks of the site, and they run."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys

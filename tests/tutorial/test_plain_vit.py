@@ -1,7 +1,5 @@
 """The plain ViT of chapter 0 computes what vitkit's and timm's classes do with its weights."""
 
-from __future__ import annotations
-
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 

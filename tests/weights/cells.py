@@ -1,7 +1,5 @@
 """The cells of docs/formats.md: how each kind of model is converted to each format."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from weights.round_trips import noisy

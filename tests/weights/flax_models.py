@@ -5,8 +5,6 @@ models/vit.py. What they leave to Flax is left to it here: most names, the shape
 kernels, the epsilon of norms, tanh in GELU. Images are (B, H, W, C).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """A local folder laid out as the Hub's cache is, and a Hub that must not be asked."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Models full of noise, their files in any format, and the same bits in two of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Other images, patches, channels, classes: exact steps stay exact, and each step is reported."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The catalogue, held against the libraries that publish its checkpoints."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from collections import Counter

@@ -1,7 +1,5 @@
 """vitkit's own file: it comes back whole, says what it is, and refuses what it is not."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """Conversion: what is exact stays exact, what is lossy is asked for, and the report is true."""
 
-from __future__ import annotations
-
 import json
 import re
 

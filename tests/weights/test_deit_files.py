@@ -1,7 +1,5 @@
 """facebookresearch/deit's training checkpoints, with timm's classes in place of theirs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """DINOv2's own files, and DINOv3's for reading: against timm's own readers of them."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The Hub, against a local folder laid out as its cache is; nothing here reaches a network."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import huggingface_hub

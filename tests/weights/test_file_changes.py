@@ -1,7 +1,5 @@
 """A loaded model is independent of its file, whatever is done to that file afterwards."""
 
-from __future__ import annotations
-
 import json
 import os
 import traceback

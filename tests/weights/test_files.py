@@ -1,7 +1,5 @@
 """Containers, shards and plain data around weights; what does not fit is named."""
 
-from __future__ import annotations
-
 import json
 from argparse import Namespace
 from collections import Counter, OrderedDict, defaultdict

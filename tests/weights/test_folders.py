@@ -1,7 +1,5 @@
 """`save_pretrained` and `from_pretrained`: folders for us, transformers and timm."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The tables of docs/formats.md, and the folds and choices that they show."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Google's `.npz` files: layouts, guesses and refusals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Google's `.npz` files and the codes behind them, in Flax: both ways, names and logits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial

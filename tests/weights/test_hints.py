@@ -1,7 +1,5 @@
 """Fields that a file leaves open: decided by a name or a keyword, else guessed, in one line."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterator

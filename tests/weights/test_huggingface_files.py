@@ -1,7 +1,5 @@
 """transformers' folders: read as its own models compute, written so that it loads them strictly."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """ImageNet-1k's class names: where they are assumed, where not, and how it is reported."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """jeonsworld's files: their library cannot be installed, so its forward is restated here."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -4,8 +4,6 @@ It is installed apart from the newest release. Its package asks for torchvision,
 classes only for torch and einops: they are imported by themselves.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys

@@ -1,7 +1,5 @@
 """lucidrains' files: read as its newest classes compute, written for them, or refused by era."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models by name with published weights: what is named is adapted, what is not stays as trained."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

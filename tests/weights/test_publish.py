@@ -1,7 +1,5 @@
 """Pushing to the Hub: the folder loads again, here and elsewhere, and the card is true."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Other patch and image sizes from the same weights."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Ours to theirs to ours with the same bits: named models, presets, random models, halves."""
 
-from __future__ import annotations
-
 import functools
 import tempfile
 from collections import Counter

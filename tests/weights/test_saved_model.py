@@ -1,7 +1,5 @@
 """What `save` writes, `load` reads with the same logits; what no file can hold is refused."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

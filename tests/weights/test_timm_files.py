@@ -1,7 +1,5 @@
 """timm's files and Hub folders: read as its models compute, written so that it builds them."""
 
-from __future__ import annotations
-
 import json
 from fnmatch import fnmatchcase
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A ViT inside of other things: containers, wrappers, parts of larger models, replaced heads."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -252,6 +250,7 @@ def test_inspect_lists_unknown_and_missing_tensors(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["unknown"] == ["extra.weight"]
 
 
+@pytest.mark.usefixtures("wrong_types_come_in")  # the check of types reads any one tensor
 def test_names_of_tensors_do_not_reach_a_terminal_as_they_are(tmp_path, caplog):
     """A name may hold the codes that clear a screen or set its title."""
     path = tmp_path / "model.safetensors"

@@ -1,7 +1,5 @@
 """The libraries' own models of what is converted: the same logits, or a clear word."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import re
@@ -17,9 +15,9 @@ from weights.round_trips import BASE, MODELS, model_of, noisy
 
 import vitkit
 from vitkit import CheckpointError, cli
-from vitkit.weights import verify
+from vitkit.weights.recognise_format import FORMATS
 
-LIBRARIES = {name: f.reference for name, f in verify.FORMATS.items() if f.reference}
+LIBRARIES = {name: f.reference for name, f in FORMATS.items() if f.reference}
 TOLERANCE = 1e-5
 # vit-pytorch 0.40.2 cannot be installed beside the newest; DeiT III has other names in timm.
 APART = ("stem", "convolution"), ("layer_scale", 1e-5)
@@ -71,9 +69,9 @@ def test_a_file_that_is_not_theirs_is_refused_or_differs(tmp_path, monkeypatch, 
         return build(path, *rest)
 
     build = LIBRARIES[to].build
-    form = verify.FORMATS[to]
+    form = FORMATS[to]
     changed = vars(form) | {"reference": form.reference._replace(build=spoiled)}
-    monkeypatch.setitem(verify.FORMATS, to, type(form)(**changed))
+    monkeypatch.setitem(FORMATS, to, type(form)(**changed))
     model = model_of(to, MODELS[to][0])
     if fault == "swapped":
         assert converted(tmp_path, to, model).max_difference > 10 * TOLERANCE

@@ -1,7 +1,5 @@
 """Files that are wrong, and models that a format cannot hold: one line says what and where."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -112,7 +110,7 @@ WRONG: list[tuple[str, Change, str]] = [
     ("deit", given(blocks__0__norm11__weight=ONES, blocks__0__norm21__weight=2 * ONES), "parallel"),
     ("timm", given(pos_embed=torch.zeros(1, 12, 128)), "not a square grid"),
     ("timm", lambda t: t.pop("blocks.0.mlp.fc2.weight"), "not a valid file"),
-    ("timm", given(patch_embed__backbone__conv1__0__weight=torch.zeros(1)), "not a valid file"),
+    ("timm", given(patch_embed__backbone__conv1__0__weight=torch.zeros(1)), "is not a ResNetV2"),
     ("timm", renamed("blocks.0.norm1.bias", "blocks.3.norm1.bias"), "block 2 is missing"),
     ("lucidrains", lambda t: t.pop("transformer.layers.1.0.to_out.0.weight"),
      "to_out.0.weight is missing"),

@@ -20,9 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 import vitkit
-from vitkit.errors import DONE, FAULT, USER_ERROR, SettingError, VitkitError, exit_code, of_signal
-from vitkit.messages import did_you_mean, discard_stdout
-from vitkit.process import keep_freed_memory, shorten_spinning
+from vitkit import errors, messages, process
 
 if TYPE_CHECKING:
     from vitkit.cli.arguments import Command
@@ -76,9 +74,9 @@ def main(words: list[str] | None = None) -> None:
         words: the words after `vitkit`; default those of this process.
     """
     words = sys.argv[1:] if words is None else words
-    shorten_spinning(os.environ)  # read when torch loads OpenMP
+    process.shorten_spinning(os.environ)  # read when torch loads OpenMP
     if words[:1] and words[0] in KEEP_MEMORY:
-        keep_freed_memory()
+        process.keep_freed_memory()
     code = run(words)
     sys.exit(code)
 
@@ -97,16 +95,16 @@ def run(arguments: list[str]) -> int:
     try:
         _call(verb, rest)
         sys.stdout.flush()  # here, so that a full disk or a closed pipe is handled below
-    except VitkitError as error:
+    except errors.VitkitError as error:
         _print_error(str(error), debug=debug)
-        return exit_code(error)
+        return errors.exit_code(error)
     except BrokenPipeError:  # the reader closed the pipe (`| head`)
-        discard_stdout()
+        messages.discard_stdout()
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - full memory, or a bug
         code, message = _described(error, verb)
         _print_error(message, debug=debug)
         return code
-    return DONE
+    return errors.DONE
 
 
 def _described(error: BaseException, verb: str) -> tuple[int, str]:
@@ -116,17 +114,17 @@ def _described(error: BaseException, verb: str) -> tuple[int, str]:
         cause = cause.__context__  # numpy makes an ImportError of a Ctrl-C
     if cause is not None:
         message = "stopped by SIGINT; every file that it has written is complete"
-        return of_signal(signal.SIGINT), message
+        return errors.of_signal(signal.SIGINT), message
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
-        discard_stdout()
-        return USER_ERROR, (
+        messages.discard_stdout()
+        return errors.USER_ERROR, (
             f"cannot write to the standard output: {error}; free some space, or redirect the "
             "output to another place"
         )
     if _is_out_of_memory(error):
         first = str(error).partition("\n")[0] or type(error).__name__
-        return USER_ERROR, f"out of memory: {first}; {_less_memory(verb)}"
-    return FAULT, (
+        return errors.USER_ERROR, f"out of memory: {first}; {_less_memory(verb)}"
+    return errors.FAULT, (
         f"internal error, please report it: {type(error).__name__}: {error}; --debug shows "
         "the traceback"
     )
@@ -162,10 +160,10 @@ def _call(verb: str, words: list[str]) -> None:
         sys.stdout.write(f"vitkit {vitkit.__version__}\n")
         return
     if verb in MOVED_VERBS:
-        raise SettingError(f"vitkit {verb} is now {MOVED_VERBS[verb]}")
+        raise errors.SettingError(f"vitkit {verb} is now {MOVED_VERBS[verb]}")
     if verb not in VERBS:
-        near = did_you_mean(verb, [*VERBS, "help"])
-        raise SettingError(f"there is no verb {verb!r}{near}; `vitkit --help` lists all")
+        near = messages.did_you_mean(verb, [*VERBS, "help"])
+        raise errors.SettingError(f"there is no verb {verb!r}{near}; `vitkit --help` lists all")
     from vitkit.cli.arguments import HELP_ALL, as_flags, parse, wants_help
 
     command = command_of(verb, words)
@@ -211,7 +209,7 @@ def _print_error(text: str, *, debug: bool = False) -> None:
     try:
         sys.stdout.flush()  # what was printed comes first
     except OSError:  # the error is more important
-        discard_stdout()
+        messages.discard_stdout()
     with suppress(OSError):  # the terminal may be closed; the exit code remains
         if debug:
             traceback.print_exc()

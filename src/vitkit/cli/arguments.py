@@ -4,8 +4,6 @@ A verb is a function. Its parameters before `*` are positional arguments, the ot
 type, the default and the docstring of a parameter decide how it is read and described.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import itertools

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from vitkit.cli.images import files_of_data
 from vitkit.cli.output import flags, print_results
 from vitkit.errors import DataError
-from vitkit.io.atomic import write_bytes
-from vitkit.io.results import check_outputs
+from vitkit.io import atomic, results
 from vitkit.messages import fold, format_table, plural, progress_bar, terminal_width
 
 if TYPE_CHECKING:
@@ -69,7 +68,9 @@ def check_command(
 
     if output is not None:
         inputs = chain(filter(None, [relabel]), files_of_data(data, output, data_root=data_root))
-        check_outputs([output], (".json",), inputs=inputs, overwrite=overwrite, flag="--output")
+        results.check_outputs(
+            [output], (".json",), inputs=inputs, overwrite=overwrite, flag="--output"
+        )
     choice = {"ignore_extra_classes": ignore_extra_classes, "follow_links": follow_links}
     dataset = open_corrected(data, relabel, data_root=data_root, **choice)
     with progress_bar(sum(map(len, dataset.splits.values()))) as advance:
@@ -89,7 +90,7 @@ def _deliver(report: Report, output: Path | None, *, as_json: bool) -> None:
     else:
         _print(report)
     if output is not None:
-        write_bytes(output, text.encode())
+        atomic.write_bytes(output, text.encode())
         if not as_json:
             print_results(f"report: {output}")
 

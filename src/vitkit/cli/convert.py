@@ -1,16 +1,13 @@
 """`vitkit convert FILE OUT --to FORMAT`, and `vitkit inspect FILE`."""
 
-from __future__ import annotations
-
 import json as json_text
 import sys
 from pathlib import Path
 from typing import Any, Literal
 
+from vitkit import messages, process
 from vitkit.cli.output import flags, print_results, suggest
 from vitkit.exporting.artefact import is_artefact
-from vitkit.messages import fold, terminal_width
-from vitkit.process import uncollected_imports
 
 # listed here, since importing the formats imports torch
 FormatName = Literal[
@@ -67,7 +64,7 @@ def convert_command(
             --adapt.image-size 384 or --adapt.classes '[cat, dog]'.
     """
     # imported here: --help does not wait for torch
-    with uncollected_imports():
+    with process.uncollected_imports():
         from vitkit.weights.convert import convert as convert_file
 
     report = convert_file(
@@ -84,7 +81,7 @@ def convert_command(
     if json:
         sys.stdout.write(json_text.dumps(report.to_json(), indent=2) + "\n")
         return
-    sys.stdout.write(fold(f"{report}\n", terminal_width()))
+    sys.stdout.write(messages.fold(f"{report}\n", messages.terminal_width()))
     print_results(then=[("inspect", out)])
 
 
@@ -110,14 +107,14 @@ def inspect_command(
         _print_exported(Path(file), json=json)
         return
     # imported here: --help does not wait for torch
-    with uncollected_imports():
+    with process.uncollected_imports():
         from vitkit.weights.inspection import inspect as inspect_file
 
     inspection = inspect_file(file, model=model, trust_pickle=trust_pickle, **(spec or {}))
     if json:
         sys.stdout.write(json_text.dumps(inspection.to_json(), indent=2) + "\n")
         return
-    sys.stdout.write(fold(f"{inspection}\n", terminal_width()))
+    sys.stdout.write(messages.fold(f"{inspection}\n", messages.terminal_width()))
     stated = flags(model=model, trust_pickle=trust_pickle)
     for name, value in (spec or {}).items():
         stated += [f"--spec.{name.replace('_', '-')}", str(value)]
@@ -135,4 +132,4 @@ def _print_exported(path: Path, *, json: bool) -> None:
         sys.stdout.write(f"{description.to_text()}\n")
         return
     lines = "".join(f"{line}\n" for line in description.lines())
-    sys.stdout.write(fold(lines, terminal_width()))
+    sys.stdout.write(messages.fold(lines, messages.terminal_width()))

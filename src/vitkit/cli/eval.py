@@ -13,18 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vitkit.cli.images import (
-    engine_options,
-    files_of_checkpoint,
-    files_of_data,
-    refuse_images_first,
-)
-from vitkit.cli.output import flags, print_results, suggest
+from vitkit import errors, messages
+from vitkit.cli import images, output
 from vitkit.engines.registry import EngineChoice, PrecisionChoice
-from vitkit.errors import SettingError
-from vitkit.io.atomic import write_bytes
-from vitkit.io.results import check_outputs
-from vitkit.messages import escape, fold, format_table, plural, terminal_width
+from vitkit.io import atomic, results
 from vitkit.plots import MAX_CLASSES
 
 if TYPE_CHECKING:
@@ -86,9 +78,9 @@ def eval_command(
     """
     from vitkit.exporting.exported_model import evaluate  # here: --help does not wait for torch
 
-    refuse_images_first("eval", checkpoint, "DATA")
+    images.refuse_images_first("eval", checkpoint, "DATA")
     _check_files(checkpoint, data, data_root, relabel, overwrite, confusion, predictions)
-    options = engine_options(engine, precision, calibrate, data_root)
+    options = images.engine_options(engine, precision, calibrate, data_root)
     evaluation = evaluate(
         checkpoint, data, split=split, data_root=data_root, cache=cache, device=device,
         batch_size=batch_size, workers=workers, relabel=relabel, engine=options,
@@ -98,10 +90,12 @@ def eval_command(
     written = _write_files(evaluation, confusion, predictions, data)
     if json:
         return
-    print_results(*written)
+    output.print_results(*written)
     if predictions is None:
-        given = flags(split=split, data_root=data_root, relabel=relabel, trust_code=trust_code)
-        suggest(("eval", checkpoint, data, *given, "--predictions", "predictions.csv"))
+        given = output.flags(
+            split=split, data_root=data_root, relabel=relabel, trust_code=trust_code
+        )
+        output.suggest(("eval", checkpoint, data, *given, "--predictions", "predictions.csv"))
 
 
 def _check_files(
@@ -115,7 +109,7 @@ def _check_files(
 ) -> None:
     """Raise an error if a file must not be written, before minutes of evaluation."""
     if confusion and predictions and confusion.resolve() == predictions.resolve():
-        raise SettingError(
+        raise errors.SettingError(
             f"--confusion and --predictions both name {predictions}; choose another name for one "
             "of them"
         )
@@ -126,11 +120,11 @@ def _check_files(
     for flag, path, endings in outputs:
         if path is not None:
             inputs = chain(
-                files_of_checkpoint(checkpoint),
+                images.files_of_checkpoint(checkpoint),
                 filter(None, [relabel]),
-                files_of_data(data, path, data_root=data_root),
+                images.files_of_data(data, path, data_root=data_root),
             )
-            check_outputs([path], endings, inputs=inputs, overwrite=overwrite, flag=flag)
+            results.check_outputs([path], endings, inputs=inputs, overwrite=overwrite, flag=flag)
 
 
 def _write_files(
@@ -140,12 +134,12 @@ def _write_files(
     written = []
     # first the table: a figure of very many classes is refused
     if predictions is not None:
-        write_bytes(predictions, evaluation.predictions_csv())
+        atomic.write_bytes(predictions, evaluation.predictions_csv())
         count = int(evaluation["images"])
-        written.append(f"predictions: {predictions}, {plural(count, 'row')}")
+        written.append(f"predictions: {predictions}, {messages.plural(count, 'row')}")
     if confusion is not None:
         title = f"{data}, {evaluation.split_name} split"
-        write_bytes(confusion, _confusion(evaluation, confusion, title))
+        atomic.write_bytes(confusion, _confusion(evaluation, confusion, title))
         written.append(f"confusion matrix: {confusion}")
     return written
 
@@ -179,7 +173,7 @@ def _confusion(evaluation: Evaluation, path: Path, title: str) -> bytes:
             writer.writerow([name, *row])
         return text.getvalue().encode()
     if len(classes) > MAX_CLASSES:
-        raise SettingError(
+        raise errors.SettingError(
             f"--confusion {path}: a {path.suffix} has room for {MAX_CLASSES} classes, and there "
             f"are {len(classes)}; name a .csv file"
         )
@@ -211,15 +205,15 @@ def _table(evaluation: Evaluation) -> str:
             notes.append(f"{evaluation.split_name} split")
         shown = str(value) if isinstance(value, int) else f"{value:.4f}"
         scores.append([name, shown, ", ".join(notes)])
-    width = terminal_width()
-    table = format_table(scores, width)
+    width = messages.terminal_width()
+    table = messages.format_table(scores, width)
     # classes without mistakes are left out below
     worst = sorted(evaluation.per_class, key=lambda score: score.accuracy)[:LISTED_CLASSES]
     rows = [_class_row(evaluation, score) for score in worst if score.accuracy < 1]
     if rows:
         heading = ["worst classes", "top1", "right", "95 %", "most often predicted as"]
-        table += "\n" + format_table([heading, *rows], width)
-    return table + fold(_without_images(evaluation), width)
+        table += "\n" + messages.format_table([heading, *rows], width)
+    return table + messages.fold(_without_images(evaluation), width)
 
 
 def _without_images(evaluation: Evaluation) -> str:
@@ -227,7 +221,7 @@ def _without_images(evaluation: Evaluation) -> str:
     names = evaluation.without_images
     if not names:
         return ""
-    shown = ", ".join(map(escape, names[:LISTED_CLASSES]))
+    shown = ", ".join(map(messages.escape, names[:LISTED_CLASSES]))
     if len(names) > LISTED_CLASSES:
         shown += " ..."
     return (
@@ -243,9 +237,9 @@ def _class_row(evaluation: Evaluation, score: ClassScore) -> list[str]:
     # (K,) images of this class by predicted class
     mistakes = np.bincount(evaluation.predicted[wrong], minlength=len(classes))
     return [
-        escape(score.name),
+        messages.escape(score.name),
         f"{score.accuracy:.4f}",
         f"{score.right:,} of {score.images:,}",
         f"{score.low:.4f} to {score.high:.4f}",
-        f"{escape(classes[mistakes.argmax()])} ({mistakes.max():,})",
+        f"{messages.escape(classes[mistakes.argmax()])} ({mistakes.max():,})",
     ]

@@ -1,15 +1,12 @@
 """`vitkit export CHECKPOINT OUT --to FORMAT`."""
 
-from __future__ import annotations
-
 import json as json_text
 import sys
 from typing import Any, Literal
 
+from vitkit import messages, process
 from vitkit.cli.images import refuse_images_first
 from vitkit.cli.output import print_results
-from vitkit.messages import fold, terminal_width
-from vitkit.process import uncollected_imports
 
 # listed here, since importing the formats imports their runtimes
 ExportFormat = Literal["onnx", "openvino", "torch", "aoti"]
@@ -64,7 +61,7 @@ def export_command(
     """
     refuse_images_first("export", checkpoint, "OUT")
     # imported here: --help does not wait for torch
-    with uncollected_imports():
+    with process.uncollected_imports():
         from vitkit.exporting.export import export
 
     images = {"data": data, "split": split, "data_root": data_root, "calibrate": calibrate}
@@ -75,6 +72,6 @@ def export_command(
     if json:
         sys.stdout.write(json_text.dumps(report.to_json(), indent=2) + "\n")
         return
-    sys.stdout.write(fold(f"{report}\n", terminal_width()))
+    sys.stdout.write(messages.fold(f"{report}\n", messages.terminal_width()))
     sys.stdout.write(f"\nwithout vitkit:\n\n{report.script}")
     print_results(then=[("inspect", out)])

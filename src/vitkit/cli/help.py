@@ -1,7 +1,5 @@
 """The help of a verb, wrapped to the width of the terminal, and `vitkit completion SHELL`."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

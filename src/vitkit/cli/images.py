@@ -10,12 +10,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from vitkit import errors, process
 from vitkit.data.images.integrity import IMAGE_ENDINGS
-from vitkit.errors import CheckpointError, DataError, ImageError
 from vitkit.messages import plural, progress_bar
 from vitkit.prediction.find import STDIN, find_images
 from vitkit.prediction.images import FoundImage, ImageList
-from vitkit.process import uncollected_imports
 
 if TYPE_CHECKING:
     from vitkit.engines.choose import EngineOptions
@@ -49,7 +48,7 @@ def find_arguments(
     names, stdin = list(arguments), None
     if STDIN in names:
         if sys.stdin is None or sys.stdin.isatty():  # None where the shell has closed it
-            raise DataError(
+            raise errors.DataError(
                 "-: the standard input is closed or a terminal; send paths to it, one per line, "
                 "such as: find photos -name '*.jpg' | vitkit ..."
             )
@@ -99,7 +98,7 @@ def refuse_images_first(verb: str, checkpoint: str, others: str) -> None:
         kind = "an image folder"
     else:
         return
-    raise CheckpointError(
+    raise errors.CheckpointError(
         f"{path} is {kind}; the checkpoint comes first: vitkit {verb} CHECKPOINT {others}"
     )
 
@@ -136,7 +135,7 @@ def engine_options(
         SettingError: values that do not exist, or not together.
     """
     # imported here: --help and wrong paths do not wait for torch
-    with uncollected_imports():
+    with process.uncollected_imports():
         from vitkit.engines.choose import EngineOptions
 
     options = EngineOptions(
@@ -181,7 +180,7 @@ class StreamedImages:
             yield image
 
     def with_outputs(
-        self, outputs: Iterable[ImageOutput | ImageError]
+        self, outputs: Iterable[ImageOutput | errors.ImageError]
     ) -> Iterator[tuple[FoundImage, ImageOutput]]:
         """Yield the images that could be used with their outputs.
 
@@ -194,7 +193,7 @@ class StreamedImages:
                 image = self._sent.popleft()
                 advance(1)
                 self.count += 1
-                if not isinstance(output, ImageError):
+                if not isinstance(output, errors.ImageError):
                     self.first = self.first or image.name
                     yield image, output
                     continue
@@ -205,12 +204,12 @@ class StreamedImages:
                 self.broken += 1
         # otherwise the outputs would be an empty file
         if self.broken == self.count:
-            raise DataError("none of the images could be used; the reasons are above")
+            raise errors.DataError("none of the images could be used; the reasons are above")
 
     def refuse_broken(self) -> None:
         """Raise `DataError` if an image could not be used."""
         if self.broken:
-            raise DataError(
+            raise errors.DataError(
                 f"{self.broken:,} of {plural(self.count, 'image')} could not be used, for the "
                 "reasons above; the others were processed"
             )

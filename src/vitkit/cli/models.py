@@ -1,16 +1,12 @@
 """`vitkit models [PATTERN]`, and `vitkit summary MODEL|CHECKPOINT`."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
 
+from vitkit import errors, messages, other_names
 from vitkit.cli.output import Words, flags, suggest
-from vitkit.errors import SettingError
-from vitkit.messages import format_table, terminal_width
 from vitkit.models.presets import preset, table
-from vitkit.other_names import usual_name
 from vitkit.weights.catalogue import catalogue, list_models
 
 EXAMPLES = (
@@ -37,7 +33,7 @@ def models_command(
     """
     if licence is not None:
         _check_licence(licence, pretrained=pretrained)
-    pattern = usual_name(pattern, table())
+    pattern = other_names.usual_name(pattern, table())
     rows = _checkpoints(pattern, licence) if pretrained else _presets(pattern)
     if not rows:
         words = "checkpoint's name" if pretrained else "model's name"
@@ -45,8 +41,8 @@ def models_command(
         listing = "vitkit models"
         if pretrained:
             listing = "vitkit models --pretrained"
-        raise SettingError(f"no {words} matches {pattern!r}{under}; `{listing}` lists all")
-    sys.stdout.write(format_table(rows, terminal_width()))
+        raise errors.SettingError(f"no {words} matches {pattern!r}{under}; `{listing}` lists all")
+    sys.stdout.write(messages.format_table(rows, messages.terminal_width()))
     first = rows[0][0]
     if pretrained:
         entry = catalogue()[first]
@@ -75,11 +71,11 @@ def _presets(pattern: str) -> list[list[str]]:
 def _check_licence(licence: str, *, pretrained: bool) -> None:
     """Raise `SettingError` for a licence that no published checkpoint has."""
     if not pretrained:
-        raise SettingError("--licence is for published weights; add --pretrained")
+        raise errors.SettingError("--licence is for published weights; add --pretrained")
     known = {entry.terms for entry in catalogue().values()}
     names = sorted({entry.licence for entry in catalogue().values()} - {""})
     if licence not in known and licence not in names:
-        raise SettingError(
+        raise errors.SettingError(
             f"--licence {licence}: expected a kind ({', '.join(sorted(known))}) or a licence "
             f"({', '.join(names)})"
         )
@@ -111,10 +107,10 @@ def summary_command(model: str, *, depth: int = 3, img_size: int | None = None) 
         img_size: image size in pixels; default the model's own.
     """
     if depth < 0:
-        raise SettingError.about("depth", depth, "must be 0 or more")
+        raise errors.SettingError.about("depth", depth, "must be 0 or more")
     if img_size is not None and img_size < 1:
-        raise SettingError.about("img_size", img_size, "must be 1 or more")
-    model = model if os.path.exists(model) else usual_name(model, table())
+        raise errors.SettingError.about("img_size", img_size, "must be 1 or more")
+    model = model if os.path.exists(model) else other_names.usual_name(model, table())
     # timm's names of models have neither a dot nor a slash
     is_file = os.path.exists(model) or bool(Path(model).suffix) or "/" in model
     if not is_file:
@@ -135,7 +131,7 @@ def summary_command(model: str, *, depth: int = 3, img_size: int | None = None) 
     size = spec.image_size if img_size is None else (img_size, img_size)
     layers = summary(vit, (1, spec.in_channels, *size))
     # a file or a pipe gets the columns of a narrow terminal, too, and cells of any length
-    width = terminal_width()
+    width = messages.terminal_width()
     console = Console(highlight=False, width=width or PLAIN_WIDTH)
     with console.capture() as captured:
         console.print(layers.render(depth, narrow=(width or 0) < FULL_TABLE_WIDTH))

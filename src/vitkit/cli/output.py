@@ -1,7 +1,5 @@
 """Last lines of the verbs: where their results are, and commands to continue with."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`vitkit plan MODEL|CHECKPOINT`."""
 
-from __future__ import annotations
-
 import json as json_text
 import os
 import sys
@@ -11,11 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from vitkit import planning
-from vitkit.errors import SettingError
-from vitkit.messages import flag_name, fold, short_number, terminal_width
+from vitkit import errors, messages, other_names, planning
 from vitkit.models.presets import preset, table
-from vitkit.other_names import usual_name
 from vitkit.planning import GPUName, OptimizerName
 from vitkit.spec import ViTSpec
 from vitkit.training.config.meaning import Aliases
@@ -68,7 +63,7 @@ def plan_command(
         sys.stdout.write(f"{json_text.dumps(plan, indent=2)}\n")
         return
     for line in _text(plan):
-        sys.stdout.write(f"{fold(line, terminal_width())}\n")
+        sys.stdout.write(f"{messages.fold(line, messages.terminal_width())}\n")
 
 
 def _plan(asked: Namespace) -> dict[str, Any]:
@@ -78,7 +73,9 @@ def _plan(asked: Namespace) -> dict[str, Any]:
         asked.batch_size = asked.gpus * 256
     _check_numbers(asked)
     if asked.amp == "bfloat16" != gpu.amp:
-        raise SettingError(f"--amp bfloat16: {asked.gpu} has none; pass --amp float16 or off")
+        raise errors.SettingError(
+            f"--amp bfloat16: {asked.gpu} has none; pass --amp float16 or off"
+        )
     if asked.amp == "auto":
         asked.amp = gpu.amp
     spec = _spec_of(asked.model, asked.img_size, asked.spec or {})
@@ -110,12 +107,12 @@ def _check_numbers(asked: Namespace) -> None:
     for name in ("gpus", "batch_size", "epochs", "images", "img_size"):
         value = getattr(asked, name)
         if value is not None and value < 1:
-            raise SettingError(f"{flag_name(name)} {value}: must be 1 or more")
+            raise errors.SettingError(f"{messages.flag_name(name)} {value}: must be 1 or more")
     most = min(asked.batch_size, asked.images)
     nearest = most // asked.gpus * asked.gpus
     if asked.batch_size != nearest:
         cure = f"--batch-size {nearest}" if nearest else f"--gpus {most}"
-        raise SettingError(
+        raise errors.SettingError(
             f"--batch-size {asked.batch_size}: must be divisible by --gpus {asked.gpus}, and at "
             f"most --images {asked.images}; pass {cure}"
         )
@@ -125,7 +122,7 @@ def _spec_of(model: str, img_size: int | None, fields: dict[str, Any]) -> ViTSpe
     """Return the spec of a name or a checkpoint, whose weights are not read."""
     if img_size is not None:
         fields = fields | {"image_size": img_size}
-    model = model if os.path.exists(model) else usual_name(model, table())
+    model = model if os.path.exists(model) else other_names.usual_name(model, table())
     # timm's names of models have neither a dot nor a slash
     if os.path.exists(model) or Path(model).suffix or "/" in model:
         from vitkit.weights.inspection import inspect
@@ -134,7 +131,7 @@ def _spec_of(model: str, img_size: int | None, fields: dict[str, Any]) -> ViTSpe
     else:
         spec = preset(model, **fields)
     if spec.stem in ("resnet", "backbone"):
-        raise SettingError(
+        raise errors.SettingError(
             f"the stem {spec.stem!r} has a network before the patches, which the formulas of a "
             "plan leave out; pass a model with the stem convolution, linear or normed_linear"
         )
@@ -175,7 +172,7 @@ def _column(way: dict[str, Any], plan: dict[str, Any]) -> dict[str, str]:
         f"fits in {plan['available_bytes'] / 1e9:,.0f} GB": "yes" if fits else "no",
         "largest batch": f"{way['largest_batch']:,}",
         "ms of a step": f"{way['step']['total'] * 1e3:,.1f}",
-        "images/s": short_number(way["images_per_second"]),
-        f"hours, {plan['epochs']:,} epochs": short_number(24 * way["days"]),
-        "days": short_number(way["days"]),
+        "images/s": messages.short_number(way["images_per_second"]),
+        f"hours, {plan['epochs']:,} epochs": messages.short_number(24 * way["days"]),
+        "days": messages.short_number(way["days"]),
     }

@@ -23,8 +23,7 @@ from vitkit.cli.images import (
 from vitkit.cli.output import flags, print_now, suggest
 from vitkit.engines.registry import EngineChoice, PrecisionChoice
 from vitkit.exporting.artefact import opens_artefact
-from vitkit.io.atomic import replacing
-from vitkit.io.results import ResultPlaces, check_outputs
+from vitkit.io import atomic, results
 from vitkit.messages import escape, format_table, percent, plural, terminal_width
 from vitkit.prediction.features_file import write_features
 from vitkit.process import uncollected_imports
@@ -97,7 +96,7 @@ def predict_command(
     folder = None if save_images is None else Path(save_images)
     inputs = [*map(Path, images), *files_of_checkpoint(checkpoint)]
     if table is not None:  # by the names alone: opening a large dataset takes time
-        check_outputs([table], (".csv",), inputs=inputs, overwrite=overwrite, flag="--csv")
+        results.check_outputs([table], (".csv",), inputs=inputs, overwrite=overwrite, flag="--csv")
     found = find_arguments(images, split=split, data_root=data_root, strict=strict)
     if folder is not None:
         _check_drawings(folder, found, inputs, overwrite)
@@ -136,10 +135,10 @@ def predict_command(
 
 def _check_drawings(folder: Path, found: ImageList, inputs: list[Path], overwrite: bool) -> None:
     """Refuse drawings that would replace a file, before any is made."""
-    places = ResultPlaces(folder, ".png")
+    places = results.ResultPlaces(folder, ".png")
     paths = (places.path(image.place) for image in found)
     inputs = [*inputs, *found.files()]
-    check_outputs(paths, inputs=inputs, overwrite=overwrite, flag="--save-images")
+    results.check_outputs(paths, inputs=inputs, overwrite=overwrite, flag="--save-images")
 
 
 def _end(answers: RightAnswers, written: str, table: Path | None, folder: Path | None) -> None:
@@ -183,7 +182,10 @@ def _writers(
 @contextmanager
 def _csv(path: Path, has_labels: bool) -> Iterator[Write]:
     """Write a CSV file row by row; it is renamed into place at the end."""
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+    with (
+        atomic.replacing(path) as temporary,
+        temporary.open("w", encoding="utf-8", newline="") as file,
+    ):
         writer = csv_format.writer(file, lineterminator="\n")
         writer.writerow([*CSV_HEADER, *(["true_label"] if has_labels else [])])
 
@@ -255,7 +257,7 @@ def _drawer(folder: Path, answers: RightAnswers) -> Write:
     """Write a drawing of each image into a folder."""
     from vitkit.prediction.drawing import draw_prediction, save_drawing
 
-    places = ResultPlaces(folder, ".png")
+    places = results.ResultPlaces(folder, ".png")
 
     def write(image: FoundImage, prediction: Prediction) -> None:
         path = places.path(image.place)
@@ -308,7 +310,7 @@ def embed_command(
     refuse_images_first("embed", checkpoint, "IMAGES")
     # by the names alone: opening a large dataset takes time
     named = [*map(Path, images), *files_of_checkpoint(checkpoint)]
-    check_outputs([path], (".npz",), inputs=named, overwrite=overwrite, flag="--out")
+    results.check_outputs([path], (".npz",), inputs=named, overwrite=overwrite, flag="--out")
     found = find_arguments(images, split=split, data_root=data_root, strict=strict)
     options = engine_options(engine, precision, calibrate, data_root, found.total)
     with uncollected_imports():

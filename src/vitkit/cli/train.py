@@ -7,20 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitkit.cli.arguments import (
-    HELP,
-    Argument,
-    Command,
-    describe_settings,
-    parse,
-    wants_help,
-)
-from vitkit.cli.output import flags, print_results
+from vitkit.cli import arguments, output
 from vitkit.errors import SettingError, VitkitError
-from vitkit.io.atomic import write_bytes
-from vitkit.io.results import check_outputs
-from vitkit.training.config.meaning import Settings
-from vitkit.training.config.merging import layered
+from vitkit.io import atomic, results
+from vitkit.training.config import meaning, merging
 from vitkit.training.config.train_config import SECTIONS, TrainConfig
 from vitkit.training.recipes import RECIPES, recipe_settings
 
@@ -43,13 +33,13 @@ def _write_batch_figure(config: TrainConfig) -> None:
 
     path = Path(BATCH_FIGURE)
     inputs = files_of_data(config.data, path, data_root=config.data_root)
-    check_outputs([path], inputs=inputs, overwrite=config.overwrite, flag="--show-batch")
+    results.check_outputs([path], inputs=inputs, overwrite=config.overwrite, flag="--show-batch")
     from vitkit.plots.figure import SCREEN_DPI, encode_png
 
     figure = draw_batch(config, MOST_SHOWN)
-    write_bytes(path, encode_png(figure, dpi=SCREEN_DPI))
+    atomic.write_bytes(path, encode_png(figure, dpi=SCREEN_DPI))
     lines = figure.texts[0].get_text().split("\n")
-    print_results(*lines, f"images: {path.absolute()}")
+    output.print_results(*lines, f"images: {path.absolute()}")
 
 
 DESCRIPTION = (
@@ -60,7 +50,7 @@ DESCRIPTION = (
     "brings no significant gain.",
     f"Recipes: {', '.join(RECIPES)}.",
 )
-DATA = Argument(
+DATA = arguments.Argument(
     name="data",
     metavar="DATA",
     required=True,
@@ -115,22 +105,26 @@ EXAMPLES = (
 )
 
 
-def describe(words: Sequence[str] = ()) -> Command:
+def describe(words: Sequence[str] = ()) -> arguments.Command:
     """Describe the verb; the recipe in the words decides the defaults of the help."""
     command = _command(TrainConfig(data=""))
-    if not wants_help(words):
+    if not arguments.wants_help(words):
         return command
-    given = parse(command, (word for word in words if word not in HELP), complete=False)
+    given = arguments.parse(
+        command, (word for word in words if word not in arguments.HELP), complete=False
+    )
     recipe = recipe_settings(given.get("recipe"))
-    return _command(TrainConfig(**layered(recipe, {"data": ""})))
+    return _command(TrainConfig(**merging.layered(recipe, {"data": ""})))
 
 
-def _command(defaults: TrainConfig) -> Command:
-    groups = {"arguments": (DATA,), **describe_settings(SECTIONS, defaults, NO_FLAGS)}
+def _command(defaults: TrainConfig) -> arguments.Command:
+    groups = {"arguments": (DATA,), **arguments.describe_settings(SECTIONS, defaults, NO_FLAGS)}
     for name, text in OF_THE_VERB.items():
         flag = f"--{name.replace('_', '-')}"
-        groups["run"] += (Argument(name=name, flags=(flag,), kind=bool, default=False, help=text),)
-    return Command(
+        groups["run"] += (
+            arguments.Argument(name=name, flags=(flag,), kind=bool, default=False, help=text),
+        )
+    return arguments.Command(
         verb="train",
         function=train_command,
         description=DESCRIPTION,
@@ -149,13 +143,13 @@ def train_command(*, prove_resume: bool = False, show_batch: bool = False, **set
         **settings: fields of `TrainConfig` that were given as flags.
     """
     recipe = recipe_settings(settings.get("recipe"))
-    stored: Settings = {}
+    stored: meaning.Settings = {}
     if "resume" in settings:
         # imported here and below: --help and mistyped flags do not wait for torch
         from vitkit.training.resume import resumed_settings
 
         stored = resumed_settings(settings["resume"], settings.get("output"), recipe)
-    config = TrainConfig(**layered(stored, recipe, settings))
+    config = TrainConfig(**merging.layered(stored, recipe, settings))
     if show_batch and prove_resume:
         raise SettingError("--show-batch and --prove-resume cannot be combined")
     if show_batch:
@@ -196,7 +190,7 @@ def _print_end(config: TrainConfig, result: TrainResult, report: Path | None) ->
         copy = result.run / "relabel.csv"
         if relabel is not None and copy.is_file():
             relabel = str(copy)  # the user's file may have been changed since
-        given = flags(data_root=config.data_root, relabel=relabel)
+        given = output.flags(data_root=config.data_root, relabel=relabel)
         then.append(("eval", result.run, config.data, *given))
     if is_usable and Path(config.data).is_dir():
         then.append(("predict", result.run, config.data))
@@ -205,4 +199,4 @@ def _print_end(config: TrainConfig, result: TrainResult, report: Path | None) ->
     lines = [f"results: {result.run}"]
     if report is not None:
         lines.append(f"report: {report}")
-    print_results(*lines, then=then)
+    output.print_results(*lines, then=then)

@@ -27,33 +27,13 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitkit import devices, errors, other_names, process
 from vitkit.data.images.preprocess import preprocess_images
-from vitkit.devices import on_device, resolve_device
+from vitkit.engines import registry
 from vitkit.engines.engine import CPU, Engine, EngineRequest, build_requested
-from vitkit.engines.registry import (
-    CPU_PRECISIONS,
-    ENGINES,
-    EXTRA,
-    KINDS,
-    PRECISIONS,
-    QUANTISERS,
-    check_engine,
-    has_compiler,
-    refuse_not_installed,
-)
-from vitkit.errors import (
-    CheckpointError,
-    DataError,
-    MissingExtraError,
-    OutputError,
-    SettingError,
-)
-from vitkit.io.atomic import refuse_unwritable
-from vitkit.io.caches import cache_folder, caching, is_whole
+from vitkit.io import atomic, caches
 from vitkit.messages import plural
 from vitkit.models.vit import ViT
-from vitkit.other_names import refuse_moved_keywords
-from vitkit.process import ChildError, NotSentError, available_cores, run_in_child
 from vitkit.weights.checkpoint import Checkpoint, stored_object
 from vitkit.weights.files import weights_fingerprint
 from vitkit.weights.formats.vitkit import as_saved
@@ -99,12 +79,12 @@ class EngineOptions:
             SettingError: values that do not exist, or not together.
             TypeError: another setting; one that has left the package is answered with its place.
         """
-        refuse_moved_keywords(settings.keys() - {"precision", "calibrate", "data_root"})
+        other_names.refuse_moved_keywords(settings.keys() - {"precision", "calibrate", "data_root"})
         if isinstance(engine, EngineOptions):
             options, plain = engine, cls()
             for name, value in settings.items():
                 if name != "data_root" and value != getattr(plain, name):
-                    raise SettingError(
+                    raise errors.SettingError(
                         f"{name}= beside EngineOptions: write EngineOptions(..., {name}=...)"
                     )
         else:
@@ -114,9 +94,9 @@ class EngineOptions:
 
     def check(self) -> None:
         """Raise `SettingError` for values that do not exist, before anything is read."""
-        check_engine(self.engine, self.precision, self.calibrate)
+        registry.check_engine(self.engine, self.precision, self.calibrate)
         if self.calibrate is not None and self.precision not in ("int8", "auto"):
-            raise SettingError(
+            raise errors.SettingError(
                 f"--calibrate has no effect with precision {self.precision}; pass --precision "
                 "int8 or auto, or leave it out"
             )
@@ -124,7 +104,7 @@ class EngineOptions:
 
 # The engine that runs a checkpoint.
 
-OWN = KINDS[0].name
+OWN = registry.KINDS[0].name
 """The engine that is the model itself, and needs no trial."""
 FEW_IMAGES = 100
 """Images for fewer of which no other engine is worth its start."""
@@ -166,8 +146,8 @@ def engine_of(
         # agreement is measured on others than the ranges of activations
         is_sample = torch.arange(len(prepared)) % 3 == 0
         calibration, samples = prepared[~is_sample], prepared[is_sample]
-    place = resolve_device(device)
-    model = on_device(checkpoint.model, place)
+    place = devices.resolve_device(device)
+    model = devices.on_device(checkpoint.model, place)
     if features:
         model = headless(model)
     size = checkpoint.preprocess.image_size
@@ -182,15 +162,15 @@ def engine_of(
 
 def _needs_processor(options: EngineOptions, device: str) -> bool:
     """Return True for an engine or a precision of the processor; refuse another device with it."""
-    kind = ENGINES.get(options.engine)
+    kind = registry.ENGINES.get(options.engine)
     if kind is not None and kind.cpu_only:
         given = f"--engine {options.engine}"
-    elif options.precision in CPU_PRECISIONS:
+    elif options.precision in registry.CPU_PRECISIONS:
         given = f"--precision {options.precision}"
     else:
         return False
     if device not in ("auto", "cpu"):
-        raise SettingError(
+        raise errors.SettingError(
             f"--device {device} has no effect with {given}, which runs on the CPU; leave one of "
             "them out"
         )
@@ -199,26 +179,26 @@ def _needs_processor(options: EngineOptions, device: str) -> bool:
 
 def _candidates(options: EngineOptions) -> list[Pair]:
     """Return the engines and precisions to choose from."""
-    names: Iterable[str] = ENGINES
+    names: Iterable[str] = registry.ENGINES
     if options.engine != "auto":
-        refuse_not_installed(options.engine, options.precision)
+        registry.refuse_not_installed(options.engine, options.precision)
         names = [options.engine]
     wished: Sequence[str] = [options.precision]
     if options.precision == "auto":
-        wished = PRECISIONS
+        wished = registry.PRECISIONS
     pairs = []
     for name in names:
-        kind = ENGINES[name]
-        if options.engine == "auto" and kind.compiles and not has_compiler():
+        kind = registry.ENGINES[name]
+        if options.engine == "auto" and kind.compiles and not registry.has_compiler():
             continue
         for precision in kind.precisions:
             uncalibrated = precision == "int8" and options.calibrate is None
             if precision in wished and not uncalibrated and not kind.missing(precision):
                 pairs.append((name, precision))
     if not pairs:  # int8, which an extra has
-        raise MissingExtraError(
+        raise errors.MissingExtraError(
             f"precision {options.precision} needs packages that are not installed: pip install "
-            f"'{EXTRA}'"
+            f"'{registry.EXTRA}'"
         )
     return pairs
 
@@ -251,9 +231,9 @@ def _by_trials(
     request = replace(request, folder=_model_folder(request))
     try:
         found = _trials(request, pairs, samples, options, images)
-    except (CheckpointError, OutputError, NotSentError) as error:
+    except (errors.CheckpointError, errors.OutputError, process.NotSentError) as error:
         if not _may_be_own(options):
-            raise SettingError(
+            raise errors.SettingError(
                 f"engine {options.engine} cannot be tried: {error}; VITKIT_CACHE names the folder "
                 f"of trials; or pass --engine {OWN}"
             ) from None
@@ -267,7 +247,7 @@ def _by_trials(
     if _may_be_own(options):  # what failed may be the child processes
         return _untried(request, options, "all trials have failed")
     reason = f"{best.engine} {best.precision}: {best.reason}"
-    raise SettingError(f"no engine can be used here ({reason}); pass --engine {OWN}")
+    raise errors.SettingError(f"no engine can be used here ({reason}); pass --engine {OWN}")
 
 
 def _trials(
@@ -286,7 +266,7 @@ def _trials(
     """
     assert request.folder is not None
     as_saved(request.model, Path("the model"))
-    refuse_unwritable(request.folder / TRIALS_FILE)
+    atomic.refuse_unwritable(request.folder / TRIALS_FILE)
     kept = _read_trials(request.folder)
     usable = any(pair in kept and not kept[pair].reason for pair in pairs)
     # what has failed before is tried again where it is asked for by name
@@ -398,7 +378,7 @@ class Trial:
 
 def _own_logits(model: ViT, images: Tensor) -> tuple[Float[Tensor, "N K"], float]:
     """Return torch's logits in float32 on the processor, and the model's seconds of an image."""
-    model = on_device(model, CPU)
+    model = devices.on_device(model, CPU)
     dtype = next(model.parameters()).dtype
     with torch.inference_mode():
         start = time.perf_counter()
@@ -420,10 +400,10 @@ def _try(
     limit = START_SECONDS + SLOWEST * passes * own_seconds
     request = replace(request, precision=precision)
     try:
-        return run_in_child(try_engine, name, request, images, expected, seconds=limit)
-    except NotSentError:  # about the model, and not the engine
+        return process.run_in_child(try_engine, name, request, images, expected, seconds=limit)
+    except process.NotSentError:  # about the model, and not the engine
         raise
-    except ChildError as error:
+    except process.ChildError as error:
         return Trial(name, precision, reason=str(error))
 
 
@@ -463,9 +443,11 @@ def _report_line(trials: Iterable[Trial]) -> str:
         else:
             parts.append(f"{words} {1 / trial.image_seconds:.1f} images/s")
     line = f"engines: {', '.join(parts)}"
-    for kind in KINDS:
+    for kind in registry.KINDS:
         if kind.missing():
-            line += f"; {kind.name} is not installed: pip install '{EXTRA}'; it is {kind.gain}"
+            line += (
+                f"; {kind.name} is not installed: pip install '{registry.EXTRA}'; it is {kind.gain}"
+            )
     return line
 
 
@@ -488,7 +470,9 @@ def _model_folder(request: EngineRequest) -> Path:
     if request.calibration is not None:
         weights["calibration"] = request.calibration
     versions = {}
-    for package in sorted({"torch", *QUANTISERS}.union(*(kind.packages for kind in KINDS))):
+    for package in sorted(
+        {"torch", *registry.QUANTISERS}.union(*(kind.packages for kind in registry.KINDS))
+    ):
         with contextlib.suppress(PackageNotFoundError):
             versions[package] = version(package)
     facts = (
@@ -497,12 +481,12 @@ def _model_folder(request: EngineRequest) -> Path:
         request.model.spec.to_json(),
         request.image_size,
         _processor(),
-        available_cores(),
+        process.available_cores(),
         request.threads,
         versions,
     )
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    return cache_folder() / "engines" / digest[:32]
+    return caches.cache_folder() / "engines" / digest[:32]
 
 
 def _processor() -> str:
@@ -517,7 +501,7 @@ def _processor() -> str:
 def _read_trials(folder: Path) -> dict[Pair, Trial]:
     """Return the trials in a model's folder; none if they cannot be read."""
     trials = {}
-    if is_whole(folder / TRIALS_FILE):
+    if caches.is_whole(folder / TRIALS_FILE):
         with contextlib.suppress(OSError):
             os.utime(folder)  # used now
             for values in json.loads((folder / TRIALS_FILE).read_bytes()):
@@ -529,7 +513,7 @@ def _write_trials(folder: Path, trials: dict[Pair, Trial]) -> None:
     """Keep trials; delete the least recently used models, until the rest is small enough."""
     content = json.dumps([asdict(trial) for trial in trials.values()], indent=1)
     with contextlib.suppress(OSError):
-        with caching(folder) as new:
+        with caches.caching(folder) as new:
             (new / TRIALS_FILE).write_text(content)
         total = 0
         models = folder.parent.iterdir()
@@ -587,7 +571,7 @@ def calibration_images(
     images = dataset.splits.get(name)
     count = 0 if images is None else len(images)
     if images is None or count < FEWEST_IMAGES:
-        raise DataError(
+        raise errors.DataError(
             f"--calibrate {dataset.name} has {plural(count, 'image')} in train or val; at least "
             f"{FEWEST_IMAGES} are needed, and {MOST_IMAGES} are used"
         )

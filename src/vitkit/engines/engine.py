@@ -1,7 +1,5 @@
 """`Engine`: a model that is ready to run; how it is built by its name; the engines of torch."""
 
-from __future__ import annotations
-
 import copy
 import threading
 import warnings
@@ -17,12 +15,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from vitkit.engines.inference_folds import fold_for_inference, fuse_gelu
-from vitkit.engines.registry import ENGINES, check_engine, refuse_no_compiler, refuse_not_installed
-from vitkit.errors import SettingError
+from vitkit import errors, process
+from vitkit.engines import inference_folds, registry
 from vitkit.models.attention import MultiHeadAttention
 from vitkit.models.vit import ViT
-from vitkit.process import keep_freed_memory
 from vitkit.shapes import Images
 
 Forward: TypeAlias = Callable[[Tensor], Tensor]
@@ -93,9 +89,9 @@ def build_engine(name: str, model: ViT, **settings: Any) -> Engine:
 
 def build_requested(name: str, request: EngineRequest) -> Engine:
     """Build an engine for all that a request has. Errors as `build_engine`."""
-    check_engine(name, request.precision, request.calibration)
-    refuse_not_installed(name, request.precision)
-    kind = ENGINES[name]
+    registry.check_engine(name, request.precision, request.calibration)
+    registry.refuse_not_installed(name, request.precision)
+    kind = registry.ENGINES[name]
     if kind.cpu_only:
         request = replace(request, device=CPU)
     forward = resolve_name(f"vitkit.engines.{kind.builder}")(request)
@@ -131,7 +127,7 @@ def export_program(
             return torch.export.export(model, (example,), dynamic_shapes=shapes, strict=False)
     except Exception as error:  # torch raises many kinds
         reason = str(error).strip().partition("\n")[0]
-        raise SettingError(
+        raise errors.SettingError(
             f"torch cannot export this model ({type(error).__name__}: {reason}); report the model"
         ) from error
 
@@ -143,7 +139,7 @@ def program_for_inference(request: EngineRequest, attend: Any = None) -> Exporte
         request: with the model.
         attend: takes the place of its attention, as a runtime has it; default torch's.
     """
-    model = fold_for_inference(request.model).float().cpu()
+    model = inference_folds.fold_for_inference(request.model).float().cpu()
     for module in model.modules():
         if attend is not None and isinstance(module, MultiHeadAttention):
             module.attend = attend
@@ -171,7 +167,7 @@ WARM_UP_CALLS = 3
 def build_eager(request: EngineRequest) -> Forward:
     """Return the model's forward pass in the precision of the request, without autocast."""
     if request.device.type == "cpu":
-        keep_freed_memory()
+        process.keep_freed_memory()
     model = _cast(request.model, request.precision)
     dtype = next(model.parameters()).dtype
 
@@ -190,7 +186,7 @@ def _cast(model: ViT, precision: str) -> ViT:
     if precision == "bfloat16" and like.dtype == torch.float32:
         model = copy.deepcopy(model).to(torch.bfloat16)
         if like.is_cuda:
-            fuse_gelu(model)
+            inference_folds.fuse_gelu(model)
     return model
 
 
@@ -264,9 +260,11 @@ def build_compiled(request: EngineRequest) -> Forward:
     """
     on_cpu = request.device.type == "cpu"
     if on_cpu:
-        refuse_no_compiler("engine compile", "--engine torch")
-        keep_freed_memory()
-    model = _cast(fold_for_inference(request.model), request.precision).requires_grad_(False)
+        registry.refuse_no_compiler("engine compile", "--engine torch")
+        process.keep_freed_memory()
+    model = _cast(
+        inference_folds.fold_for_inference(request.model), request.precision
+    ).requires_grad_(False)
     dtype = next(model.parameters()).dtype
     run = torch.compile(model, options={"freezing": on_cpu})
 

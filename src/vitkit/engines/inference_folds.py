@@ -8,8 +8,6 @@ All are equal in exact arithmetic; in float32 logits differ by about 1e-6 of the
 `forward_features` and a `Record` return stays the same too, so the last norm keeps its affine.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import time
@@ -19,20 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitkit.errors import MODEL, SettingError, check_type
-from vitkit.models.attention import AttentionKernel, KeylessBiasLinear, use_attention
-from vitkit.models.embedding import LinearPatchEmbedding, PatchEmbedding
-from vitkit.models.encoder import EncoderBlock, PostNormBlock, ResPostNormBlock
+from vitkit import errors, process, shapes
+from vitkit.models import attention, embedding, encoder
 from vitkit.models.layers import LayerScale
 from vitkit.models.mlp import MLP, SplitSwiGLU
 from vitkit.models.vit import ViT
-from vitkit.process import keep_freed_memory
-from vitkit.shapes import Grid, Tokens
 from vitkit.spec import Preprocess
 from vitkit.weights.fold import scaled_rows
 
 PIXEL_MAX = 255.0
-FOLDABLE = (nn.Linear, KeylessBiasLinear)
+FOLDABLE = (nn.Linear, attention.KeylessBiasLinear)
 """Layers into which a norm's affine map may be folded; subclasses may compute more."""
 
 
@@ -69,9 +63,9 @@ def optimized(
     >>> torch.allclose(fast(images), model(images), atol=1e-5)
     True
     """
-    check_type(model, ViT, "optimized", MODEL)
+    errors.check_type(model, ViT, "optimized", errors.MODEL)
     if precision not in ("float32", "bfloat16"):
-        raise SettingError(
+        raise errors.SettingError(
             f"precision {precision!r} does not exist for optimized; use float32 or bfloat16"
         )
     on_cpu = next(model.parameters()).is_cpu
@@ -83,7 +77,7 @@ def optimized(
     folded.patch_embed = CastingStem(folded.patch_embed)
     folded.register_forward_pre_hook(_cast_images)  # uint8 is no input of `forward`
     if on_cpu:
-        keep_freed_memory()
+        process.keep_freed_memory()
     if measure and on_cpu:
         _fastest_kernels(folded, batch_size)
     if precision == "bfloat16" and next(folded.parameters()).is_cuda:
@@ -96,24 +90,24 @@ def _cast_images(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return (images.to(next(model.parameters()).dtype), *others)
 
 
-class CastingStem(PatchEmbedding):
+class CastingStem(embedding.PatchEmbedding):
     """A stem for images of any dtype, also uint8: it casts them to the dtype of its weights.
 
     Args:
         stem: stem of a model.
     """
 
-    def __init__(self, stem: PatchEmbedding) -> None:
+    def __init__(self, stem: embedding.PatchEmbedding) -> None:
         nn.Module.__init__(self)
         self.stem = stem
         self.in_channels, self.patch_size = stem.in_channels, stem.patch_size
 
-    def forward(self, images: Tensor) -> Tokens:
+    def forward(self, images: Tensor) -> shapes.Tokens:
         """Return the embedded patches."""
         tokens: Tensor = self.stem(self._cast(images))
         return tokens
 
-    def grid(self, images: Tensor) -> Grid:
+    def grid(self, images: Tensor) -> shapes.Grid:
         """Return (gh, gw), as the stem does."""
         return self.stem.grid(self._cast(images))
 
@@ -134,9 +128,11 @@ def fold_for_inference(model: ViT, *, norms: bool = True) -> ViT:
     folded = copy.deepcopy(model).eval()
     with torch.no_grad():
         for block in folded.blocks:
-            if isinstance(block, EncoderBlock):
+            if isinstance(block, encoder.EncoderBlock):
                 _fold_layer_scales(block)
-                if norms and not isinstance(block, PostNormBlock | ResPostNormBlock):
+                if norms and not isinstance(
+                    block, encoder.PostNormBlock | encoder.ResPostNormBlock
+                ):
                     _fold_norms(block)
     return folded
 
@@ -151,7 +147,7 @@ def _has_hooks(module: Any) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-def _fold_layer_scales(block: EncoderBlock) -> None:
+def _fold_layer_scales(block: encoder.EncoderBlock) -> None:
     for name, part, attribute, norm in (
         ("ls1", block.attn, "proj", block.norm1),
         ("ls2", block.mlp, "fc2", block.norm2),
@@ -160,7 +156,7 @@ def _fold_layer_scales(block: EncoderBlock) -> None:
         if not isinstance(scale, LayerScale):
             continue
         target: Any = getattr(part, attribute, None)
-        if isinstance(block, ResPostNormBlock):
+        if isinstance(block, encoder.ResPostNormBlock):
             target = norm  # the scale follows the norm of the branch
         if type(target) not in (nn.LayerNorm, nn.RMSNorm) and not _is_foldable(target):
             continue
@@ -169,7 +165,7 @@ def _fold_layer_scales(block: EncoderBlock) -> None:
         setattr(block, name, nn.Identity())
 
 
-def _fold_norms(block: EncoderBlock) -> None:
+def _fold_norms(block: encoder.EncoderBlock) -> None:
     names = ("fc1_g", "fc1_x") if isinstance(block.mlp, SplitSwiGLU) else ("fc1",)
     readers: tuple[tuple[str, nn.Module, tuple[str, ...]], ...] = (
         ("norm1", block.attn, ("qkv",)),
@@ -190,7 +186,7 @@ def _fold_norms(block: EncoderBlock) -> None:
 def _absorb_affine(linear: nn.Linear, norm: nn.LayerNorm | nn.RMSNorm) -> nn.Linear:
     """Return the layer W (g * n + o) + b as one of n: (W g) n + (W o + b)."""
     bias: Tensor | None = linear.bias
-    if isinstance(linear, KeylessBiasLinear):
+    if isinstance(linear, attention.KeylessBiasLinear):
         bias = torch.cat([linear.q_bias, torch.zeros_like(linear.q_bias), linear.v_bias])
     offset = getattr(norm, "bias", None)
     if offset is not None:
@@ -207,8 +203,8 @@ def _absorb_affine(linear: nn.Linear, norm: nn.LayerNorm | nn.RMSNorm) -> nn.Lin
 def _fold_normalisation(model: ViT, preprocess: Preprocess) -> None:
     """Change a model to take pixels of 0 to 255 in place of normalised images."""
     stem = model.patch_embed
-    if type(stem) not in (PatchEmbedding, LinearPatchEmbedding):
-        raise SettingError(
+    if type(stem) not in (embedding.PatchEmbedding, embedding.LinearPatchEmbedding):
+        raise errors.SettingError(
             f"preprocess= needs patches that are projected from pixels, and the stem of this "
             f"model is {model.spec.stem!r}; leave preprocess out, and normalise the images"
         )
@@ -279,13 +275,15 @@ def _fastest_kernels(model: ViT, batch_size: int) -> None:
     count = spec.num_patches + spec.num_prefix_tokens
     tokens = torch.randn(batch_size, count, spec.width, dtype=dtype)
 
-    def run(kernel: AttentionKernel) -> object:
-        use_attention(model, kernel)
+    def run(kernel: attention.AttentionKernel) -> object:
+        attention.use_attention(model, kernel)
         return block(tokens)
 
     with torch.inference_mode():
         times = in_turns({"fused": lambda: run("fused"), "plain": lambda: run("plain")})
-        use_attention(model, "plain" if times["fused"] > GAIN * times["plain"] else "fused")
+        attention.use_attention(
+            model, "plain" if times["fused"] > GAIN * times["plain"] else "fused"
+        )
         if can_pack(dtype):
             packed = copy.deepcopy(block)
             _pack(packed, batch_size * count)

@@ -1,7 +1,5 @@
 """The engine `onnxruntime`: the model as an ONNX file, run by Microsoft's runtime on the CPU."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,18 +7,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.export import ExportedProgram
 
-from vitkit.engines.engine import (
-    INPUT,
-    OUTPUT,
-    EngineRequest,
-    Forward,
-    program_for_inference,
-    without_warnings,
-)
-from vitkit.engines.registry import import_runtime, quiet_imports
+from vitkit.engines import engine, registry
 from vitkit.io.caches import caching, is_whole
 from vitkit.models.attention import Heads
 
@@ -34,7 +23,7 @@ FATAL_ONLY = 4
 """Severity of messages from which the runtime prints them; errors are raised anyway."""
 
 
-def build_onnxruntime(request: EngineRequest) -> Forward:
+def build_onnxruntime(request: engine.EngineRequest) -> engine.Forward:
     """Return a session for the model; it is converted once and kept in the folder of the request.
 
     Raises:
@@ -43,7 +32,7 @@ def build_onnxruntime(request: EngineRequest) -> Forward:
     path = None if request.folder is None else request.folder / "model.onnx"
     if path is not None and is_whole(path):
         return _forward(path, request.threads)
-    content = to_onnx(program_for_inference(request, _fused_attention)).SerializeToString()
+    content = to_onnx(engine.program_for_inference(request, _fused_attention)).SerializeToString()
     if path is not None:
         with contextlib.suppress(OSError), caching(path.parent) as folder:
             (folder / path.name).write_bytes(content)
@@ -51,7 +40,7 @@ def build_onnxruntime(request: EngineRequest) -> Forward:
 
 
 def _fused_attention(
-    q: Heads, k: Heads, v: Heads, mask: Tensor | None = None, dropout: float = 0.0
+    q: Heads, k: Heads, v: Heads, mask: torch.Tensor | None = None, dropout: float = 0.0
 ) -> Heads:
     """Compute attention by the runtime's fused operator; for exports only."""
     assert mask is None
@@ -71,8 +60,8 @@ def _fused_attention(
 def to_onnx(
     program: ExportedProgram,
     opset: int = OPSET,
-    name: str = INPUT,
-    outputs: Sequence[str] = (OUTPUT,),
+    name: str = engine.INPUT,
+    outputs: Sequence[str] = (engine.OUTPUT,),
 ) -> OnnxModel:
     """Return the ONNX model of a program.
 
@@ -82,8 +71,8 @@ def to_onnx(
         name: name of the input.
         outputs: names of the outputs.
     """
-    quiet_imports()  # the exporter may import the runtime
-    with without_warnings(), torch.no_grad():
+    registry.quiet_imports()  # the exporter may import the runtime
+    with engine.without_warnings(), torch.no_grad():
         exported = torch.onnx.export(
             program,
             dynamo=True,
@@ -106,7 +95,7 @@ def open_session(model: Path | bytes, threads: int = 0) -> Run:
     Raises:
         MissingExtraError: the runtime is not installed.
     """
-    runtime = import_runtime("onnxruntime")
+    runtime = registry.import_runtime("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -117,11 +106,11 @@ def open_session(model: Path | bytes, threads: int = 0) -> Run:
     return lambda batch: session.run(None, {name: batch})
 
 
-def _forward(model: Path | bytes, threads: int) -> Forward:
+def _forward(model: Path | bytes, threads: int) -> engine.Forward:
     """Return a function (B, C, H, W) -> (B, K) that runs an ONNX model on the CPU."""
     run = open_session(model, threads)
 
-    def forward(images: Tensor) -> Tensor:
+    def forward(images: torch.Tensor) -> torch.Tensor:
         array = np.ascontiguousarray(images.detach().float().cpu().numpy())
         return torch.from_numpy(run(array)[0])
 

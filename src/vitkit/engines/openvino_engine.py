@@ -1,7 +1,5 @@
 """The engine `openvino`: the model converted for Intel's runtime, in int8 quantised by NNCF."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import threading
@@ -12,17 +10,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.export import ExportedProgram
 
-from vitkit.engines.engine import (
-    OUTPUT,
-    EngineRequest,
-    Forward,
-    program_for_inference,
-    without_warnings,
-)
-from vitkit.engines.registry import import_runtime
+from vitkit.engines import engine, registry
 from vitkit.errors import DeviceError, SettingError
 from vitkit.io.caches import caching, is_whole
 
@@ -34,7 +24,7 @@ CAPABILITIES = {"bfloat16": "BF16"}
 """Precision -> the device capability that means instructions for it."""
 
 
-def build_openvino(request: EngineRequest) -> Forward:
+def build_openvino(request: engine.EngineRequest) -> engine.Forward:
     """Return a compiled model; it is converted once and kept in the folder of the request.
 
     Raises:
@@ -46,7 +36,7 @@ def build_openvino(request: EngineRequest) -> Forward:
     task = compiled.create_infer_request()
     lock = threading.Lock()  # a request has one output
 
-    def forward(images: Tensor) -> Tensor:
+    def forward(images: torch.Tensor) -> torch.Tensor:
         array = np.ascontiguousarray(images.detach().float().cpu().numpy())
         with lock:
             task.infer([array], share_inputs=True)
@@ -63,7 +53,7 @@ def refuse_no_instructions(what: str, precision: str) -> None:
         what: the setting or the file that asks for it.
         precision: the precision.
     """
-    core = import_runtime("openvino").Core()
+    core = registry.import_runtime("openvino").Core()
     needed = CAPABILITIES.get(precision)
     if needed and needed not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         raise DeviceError(
@@ -72,34 +62,36 @@ def refuse_no_instructions(what: str, precision: str) -> None:
         )
 
 
-def _kept(request: EngineRequest) -> OVModel:
+def _kept(request: engine.EngineRequest) -> OVModel:
     """Return the converted model of the folder, or convert it and keep it there."""
     path = None
     if request.folder is not None:
         kind = "int8" if request.precision == "int8" else "float32"
         path = request.folder / f"openvino-{kind}.xml"
         if is_whole(path) and is_whole(path.with_suffix(".bin")):
-            return import_runtime("openvino").Core().read_model(path)
-    model = to_openvino(program_for_inference(request))
+            return registry.import_runtime("openvino").Core().read_model(path)
+    model = to_openvino(engine.program_for_inference(request))
     if request.precision == "int8":
         assert request.calibration is not None, "checked where the engine is built"
         model = quantise(model, request.calibration)
     if path is not None:
         # a cache only saves time; weights are kept in float32
         with contextlib.suppress(OSError, RuntimeError), caching(path.parent) as folder:
-            import_runtime("openvino").save_model(model, folder / path.name, compress_to_fp16=False)
+            registry.import_runtime("openvino").save_model(
+                model, folder / path.name, compress_to_fp16=False
+            )
     return model
 
 
-def to_openvino(program: ExportedProgram, outputs: Sequence[str] = (OUTPUT,)) -> OVModel:
+def to_openvino(program: ExportedProgram, outputs: Sequence[str] = (engine.OUTPUT,)) -> OVModel:
     """Return the OpenVINO model of a program.
 
     Args:
         program: program of a model, with one input.
         outputs: names of the outputs.
     """
-    with without_warnings():
-        model = import_runtime("openvino").convert_model(program)
+    with engine.without_warnings():
+        model = registry.import_runtime("openvino").convert_model(program)
     for output, name in zip(model.outputs, outputs, strict=True):
         output.get_tensor().set_names({name})
     return model
@@ -119,7 +111,7 @@ def compile_model(model: OVModel | Path, precision: str, threads: int = 0) -> An
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_PRECISION_HINT": HINTS.get(precision, "f32"),
     }
-    return import_runtime("openvino").Core().compile_model(model, "CPU", settings)
+    return registry.import_runtime("openvino").Core().compile_model(model, "CPU", settings)
 
 
 # Quantisation to int8 by NNCF: the linear layers of the blocks, and nothing else.
@@ -156,7 +148,7 @@ def quantise(model: OVModel, images: Iterable[Any], *, layers: int | None = None
     chosen = _linear_layers(model)[:layers]
     if not chosen:
         raise SettingError("precision int8: the model has no linear layers in its blocks")
-    nncf = import_runtime("nncf")
+    nncf = registry.import_runtime("nncf")
     inputs = [np.ascontiguousarray(np.asarray(image)[None]) for image in images]
     others = []
     for node in model.get_ordered_ops():
@@ -211,7 +203,7 @@ def _quiet() -> Iterator[None]:
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with without_warnings(), contextlib.redirect_stdout(StringIO()):
+        with engine.without_warnings(), contextlib.redirect_stdout(StringIO()):
             yield
     finally:
         logging.disable(level)

@@ -11,8 +11,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from vitkit.errors import MissingExtraError, SettingError
-from vitkit.messages import did_you_mean, plural
+from vitkit import errors, messages
 
 PRECISIONS = ("float32", "bfloat16", "int8")
 CPU_PRECISIONS = ("int8",)
@@ -103,7 +102,7 @@ def refuse_no_compiler(what: str, instead: str) -> None:
         instead: flags with which it is not needed.
     """
     if not has_compiler():
-        raise MissingExtraError(
+        raise errors.MissingExtraError(
             f"{what} needs a C++ compiler, and {compiler_name()} is not on the PATH; install it, "
             f"name another one in the variable CXX, or pass {instead}"
         )
@@ -123,17 +122,17 @@ def check_engine(engine: str, precision: str, calibration: object = None) -> Non
     values = (("engine", engine, CHOICES), ("precision", precision, PRECISION_CHOICES))
     for noun, value, known in values:
         if value not in known:
-            raise SettingError(
-                f"{noun} {value!r} does not exist{did_you_mean(value, known)}; "
+            raise errors.SettingError(
+                f"{noun} {value!r} does not exist{messages.did_you_mean(value, known)}; "
                 f"{noun}s are {', '.join(known)}"
             )
     able = ["auto", *(name for name, kind in ENGINES.items() if precision in kind.precisions)]
     if precision != "auto" and engine not in able:
-        raise SettingError(
+        raise errors.SettingError(
             f"engine {engine} has no precision {precision}; {' or '.join(able[1:])} has it"
         )
     if precision == "int8" and calibration is None:
-        raise SettingError(
+        raise errors.SettingError(
             "precision int8 needs images to calibrate with; pass --calibrate DATA (calibrate=), "
             "such as the training data"
         )
@@ -143,8 +142,8 @@ def refuse_not_installed(engine: str, precision: str = "float32") -> None:
     """Raise `MissingExtraError` if packages of an engine in a precision are not installed."""
     kind = ENGINES[engine]
     if missing := kind.missing(precision):
-        raise MissingExtraError(
-            f"engine {engine} needs {plural(len(missing), 'package')} not installed here "
+        raise errors.MissingExtraError(
+            f"engine {engine} needs {messages.plural(len(missing), 'package')} not installed here "
             f"({', '.join(missing)}): pip install '{EXTRA}'; it is {kind.gain}"
         )
 
@@ -178,6 +177,6 @@ def import_runtime(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         reason = str(error).partition("\n")[0]
-        raise MissingExtraError(
+        raise errors.MissingExtraError(
             f"{name} cannot be imported ({reason}); install it with: pip install '{EXTRA}'"
         ) from None

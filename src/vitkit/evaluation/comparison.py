@@ -1,7 +1,5 @@
 """Compare models on the same images by McNemar's exact test."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +9,7 @@ from typing import Any
 import numpy as np
 
 from vitkit.errors import DataError, SettingError
-from vitkit.evaluation.evaluate import CLASSES_SHOWN, EvaluationChoice, evaluate_checkpoint
-from vitkit.evaluation.intervals import SIGNIFICANCE_LEVEL, mcnemar
-from vitkit.evaluation.result import Evaluation
+from vitkit.evaluation import evaluate, intervals, result
 from vitkit.messages import plural
 from vitkit.plots.html import html_table, html_text
 from vitkit.weights.checkpoint import stored_object
@@ -55,7 +51,7 @@ class Pair:
             f"{self.second} alone is right on {plural(self.only_second, 'image')}, "
             f"{self.first} alone on {self.only_first:,} (McNemar, p = {self.p:.2g})"
         )
-        if self.p >= SIGNIFICANCE_LEVEL:
+        if self.p >= intervals.SIGNIFICANCE_LEVEL:
             return f"No significant difference between {self.first} and {self.second}: {right}."
         better = "worse"
         if self.only_second > self.only_first:
@@ -92,7 +88,7 @@ class Comparison:
         repeats: groups of runs that differ in their seeds alone.
     """
 
-    scores: dict[str, Evaluation]
+    scores: dict[str, result.Evaluation]
     pairs: tuple[Pair, ...]
     repeats: tuple[Repeats, ...] = ()
 
@@ -146,11 +142,11 @@ def compare_checkpoints(
     if data is None:
         data = _shared_data(dict(zip(names, settings, strict=True)))
         data_root = data_root or settings[0].get("data_root")
-    chosen = EvaluationChoice(data_root=data_root, **evaluation)
+    chosen = evaluate.EvaluationChoice(data_root=data_root, **evaluation)
     scores = {}
     groups: dict[str, dict[int, str]] = {}
     for name, checkpoint, values in zip(names, loaded, settings, strict=True):
-        scores[name] = evaluate_checkpoint(checkpoint, data, chosen, device=device)
+        scores[name] = evaluate.evaluate_checkpoint(checkpoint, data, chosen, device=device)
         seed, kind = values.get("seed"), dict(sorted(values.items()))
         for other in (*TUNED_SETTINGS, *not_of_the_kind):
             kind.pop(other, None)
@@ -181,7 +177,7 @@ def _shared_data(settings: Mapping[str, StoredSettings]) -> str:
 
 
 def compare_evaluations(
-    scores: Mapping[str, Evaluation], groups: Iterable[Sequence[str]] = ()
+    scores: Mapping[str, result.Evaluation], groups: Iterable[Sequence[str]] = ()
 ) -> Comparison:
     """Compare the first evaluation with each of the others.
 
@@ -204,12 +200,14 @@ def compare_evaluations(
     return Comparison(dict(scores), tuple(pairs), tuple(repeats))
 
 
-def _pair(first: str, reference: Evaluation, second: str, evaluation: Evaluation) -> Pair:
+def _pair(
+    first: str, reference: result.Evaluation, second: str, evaluation: result.Evaluation
+) -> Pair:
     """Compare two evaluations; refuse different classes or images."""
     if different := sorted(set(reference.classes) ^ set(evaluation.classes)):
         raise DataError(
             f"{first} and {second} have different classes: only one of them has "
-            f"{', '.join(different[:CLASSES_SHOWN])}; compare models of the same classes"
+            f"{', '.join(different[: evaluate.CLASSES_SHOWN])}; compare models of the same classes"
         )
     # McNemar's test pairs the images, so each must be in both, in the same order
     images, others = ([row[:2] for row in one.rows()] for one in (reference, evaluation))
@@ -222,5 +220,5 @@ def _pair(first: str, reference: Evaluation, second: str, evaluation: Evaluation
     # images that neither, the first alone, the second alone and both classify correctly
     kinds = reference.right + 2 * evaluation.right
     neither, only_first, only_second, both = np.bincount(kinds, minlength=4).tolist()
-    p = mcnemar(only_first, only_second)
+    p = intervals.mcnemar(only_first, only_second)
     return Pair(first, second, both, only_first, only_second, neither, p)

@@ -1,7 +1,5 @@
 """Evaluate a model on data that are opened, cleaned and split as for its training."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -11,32 +9,22 @@ from typing import Any
 
 import numpy as np
 
+from vitkit import errors, messages
 from vitkit.data.checks.check import drop_or_refuse_unreadable
 from vitkit.data.checks.check import with_corrections as relabel
+from vitkit.data.datasets import pixel_cache, splitting
 from vitkit.data.datasets.dataset import Dataset
-from vitkit.data.datasets.pixel_cache import cached
 from vitkit.data.datasets.split import Split, read_label_changes
-from vitkit.data.datasets.splitting import ClassMatch, match_classes, with_validation_of
 from vitkit.data.sources.objects import find_object
 from vitkit.data.sources.open import DataSource, kept_data, open_dataset
 from vitkit.engines.choose import EngineOptions, engine_of
-from vitkit.errors import DataError, SettingError
-from vitkit.evaluation.loop import (
-    KeptOutputs,
-    LabelledLogits,
-    Metric,
-    evaluate_outputs,
-    load_metrics,
-    predict_batches,
-)
-from vitkit.evaluation.result import Evaluation
-from vitkit.messages import did_you_mean, quote_list
+from vitkit.evaluation import loop, result
 from vitkit.weights.checkpoint import Checkpoint, LabelledModel, names_for_data, stored_object
 from vitkit.weights.load import as_checkpoint
 
 TORCH = EngineOptions(engine="torch")
 """The model's own forward pass in float32."""
-Predict = Callable[[Split], Iterator[LabelledLogits]]
+Predict = Callable[[Split], Iterator[loop.LabelledLogits]]
 """Labelled images -> their logits, batch by batch, as `predict_batches` yields them."""
 
 
@@ -53,7 +41,7 @@ class EvaluationChoice:
     cache: str | Path | None = None
     batch_size: int = 256
     workers: int = 0
-    metrics: Sequence[str | Metric] = ()
+    metrics: Sequence[str | loop.Metric] = ()
     relabel: str | Path | None = None
 
     def __post_init__(self) -> None:
@@ -62,7 +50,7 @@ class EvaluationChoice:
             ("workers", self.workers, 0),
         ):
             if value < least:
-                raise SettingError.about(name, value, f"must be {least} or more")
+                raise errors.SettingError.about(name, value, f"must be {least} or more")
 
 
 def evaluate_checkpoint(
@@ -71,15 +59,15 @@ def evaluate_checkpoint(
     settings: EvaluationChoice,
     device: str = "auto",
     options: EngineOptions = TORCH,
-) -> Evaluation:
+) -> result.Evaluation:
     """Evaluate a checkpoint; arguments, result and errors as for `vitkit.evaluate`."""
     checkpoint = as_checkpoint(checkpoint)
 
-    def predict(images: Split) -> Iterator[LabelledLogits]:
+    def predict(images: Split) -> Iterator[loop.LabelledLogits]:
         engine = engine_of(
             checkpoint, replace(options, images=options.images or len(images)), device=device
         )
-        return predict_batches(
+        return loop.predict_batches(
             engine,
             images,
             checkpoint.preprocess,
@@ -93,7 +81,7 @@ def evaluate_checkpoint(
 
 def evaluate_predictions(
     model: LabelledModel, data: DataSource, settings: EvaluationChoice, predict: Predict
-) -> Evaluation:
+) -> result.Evaluation:
     """Evaluate the predictions of any model on a split of a dataset.
 
     Args:
@@ -105,17 +93,17 @@ def evaluate_predictions(
     Returns:
         The scores; errors as for `vitkit.evaluate`.
     """
-    own = load_metrics(settings.metrics)  # before the data are opened, which may take minutes
+    own = loop.load_metrics(settings.metrics)  # before the data are opened, which may take minutes
     with kept_data(data) as address:
         dataset = open_as_in_training(
             model, address or "", settings.data_root, settings.cache, settings.relabel
         )
     split = choose_split(dataset, settings.split)
     images = with_labels_of(model, dataset, split)
-    outputs = KeptOutputs(predict(images), keep=bool(own))
-    scores, counts = evaluate_outputs(outputs, model.num_classes, model.temperature)
+    outputs = loop.KeptOutputs(predict(images), keep=bool(own))
+    scores, counts = loop.evaluate_outputs(outputs, model.num_classes, model.temperature)
     names = names_for_data(model, dataset.classes) or dataset.classes  # else the data's own
-    return Evaluation(scores | outputs.scores(own), counts, images, names, split)
+    return result.Evaluation(scores | outputs.scores(own), counts, images, names, split)
 
 
 # The data of an evaluation: opened, cleaned and split as for the training of a checkpoint.
@@ -143,11 +131,11 @@ def choose_split(dataset: Dataset, split: str | None) -> str:
     for name in [split] if split else ["test", "val"]:
         if name in dataset.splits:
             return name
-    near = did_you_mean(split or "", dataset.splits)
+    near = messages.did_you_mean(split or "", dataset.splits)
     expected = f"{dataset.name} has no split of that name{near}; it has "
     if not split:
         expected = f"{dataset.name} has neither test nor val; name one by --split: "
-    raise DataError.about("split", split, expected + ", ".join(dataset.splits))
+    raise errors.DataError.about("split", split, expected + ", ".join(dataset.splits))
 
 
 def open_as_in_training(
@@ -183,11 +171,11 @@ def open_as_in_training(
     # first: with other classes, no other problem matters
     _match_or_refuse(checkpoint, dataset)
     if cache is not None:
-        dataset = cached(dataset, None if cache == "auto" else cache)
+        dataset = pixel_cache.cached(dataset, None if cache == "auto" else cache)
         logging.getLogger("vitkit").info("%s", dataset.notes[-1])
-    dataset = with_validation_of(dataset, trained_on, settings.get("val_fraction"))
+    dataset = splitting.with_validation_of(dataset, trained_on, settings.get("val_fraction"))
     if dataset.cut and trained_on not in (None, dataset.fingerprint):
-        raise DataError(
+        raise errors.DataError(
             f"{dataset.name} has no test folder, and its images differ from those the checkpoint "
             "was trained on, so a new test split would contain training images; put the test "
             f"images into {dataset.name}/test/<class>/"
@@ -250,19 +238,19 @@ def with_labels_of(checkpoint: LabelledModel, dataset: Dataset, split: str) -> S
     return images.relabelled(new_numbers[images.labels])
 
 
-def _match_or_refuse(checkpoint: LabelledModel, dataset: Dataset) -> ClassMatch | None:
+def _match_or_refuse(checkpoint: LabelledModel, dataset: Dataset) -> splitting.ClassMatch | None:
     """Match the classes of a dataset with the checkpoint's; `None` if that names none."""
     classes, match, problem = names_for_data(checkpoint, dataset.classes), None, ""
     if classes:
-        match = match_classes(dataset.classes, classes)
+        match = splitting.match_classes(dataset.classes, classes)
         if match.ambiguous:
             problem = (
                 f"a class {match.ambiguous[0]!r}, and the checkpoint several of that name; rename "
                 "it to the name of another class, or leave it out"
             )
         elif match.unknown:
-            known = quote_list(classes, CLASSES_SHOWN)
-            lacking = quote_list(match.unknown, CLASSES_SHOWN)
+            known = messages.quote_list(classes, CLASSES_SHOWN)
+            lacking = messages.quote_list(match.unknown, CLASSES_SHOWN)
             problem = f"classes that the checkpoint lacks: {lacking}; it has {known}"
     elif len(dataset.classes) != checkpoint.num_classes:
         problem = (
@@ -270,5 +258,5 @@ def _match_or_refuse(checkpoint: LabelledModel, dataset: Dataset) -> ClassMatch 
             "without class names; evaluate on data of the same classes"
         )
     if problem:
-        raise DataError(f"{dataset.name} has {problem}")
+        raise errors.DataError(f"{dataset.name} has {problem}")
     return match

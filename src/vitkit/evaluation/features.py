@@ -1,7 +1,5 @@
 """Features of a frozen model, cached on disk; k-NN, linear head and wrong labels from them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -16,16 +14,13 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vitkit import errors, randomness, spec
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.pixel_cache import DECODER
-from vitkit.errors import DataError
-from vitkit.evaluation.loop import predict_batches
-from vitkit.evaluation.metrics import refuse_not_finite
+from vitkit.evaluation import loop, metrics
 from vitkit.io.caches import cache_folder, caching, is_whole
 from vitkit.models.initialisation import HEADS
 from vitkit.models.vit import ViT
-from vitkit.randomness import hash64
-from vitkit.spec import Preprocess
 from vitkit.weights.files import safetensors_writer, weights_fingerprint
 
 # Pooled features of a frozen model, computed once and cached on disk.
@@ -35,7 +30,7 @@ def extract_features(
     model: ViT,
     dataset: Dataset,
     split: str,
-    preprocess: Preprocess,
+    preprocess: spec.Preprocess,
     *,
     device: torch.device | None = None,
     batch_size: int = 256,
@@ -72,7 +67,7 @@ def extract_features(
         features = safetensors.torch.load_file(path)["features"]
         log(f"features of {split}: {len(features):,} x {features.shape[1]}, from {path}")
         return features, labels
-    batches = predict_batches(
+    batches = loop.predict_batches(
         lambda batch: model.pooled(model.forward_features(batch)),
         images,
         preprocess,
@@ -83,7 +78,7 @@ def extract_features(
     # cloned: a tensor of inference mode cannot take part in training
     features = torch.cat([pooled.cpu() for pooled, _ in batches]).clone()
     # others are neither cached nor used
-    refuse_not_finite(int((~features.isfinite().all(dim=1)).sum()), len(features))
+    metrics.refuse_not_finite(int((~features.isfinite().all(dim=1)).sum()), len(features))
     try:
         with caching(path.parent) as folder:
             safetensors_writer({"features": features}, {}).write(folder / path.name)
@@ -93,7 +88,7 @@ def extract_features(
     return features, labels
 
 
-def _cache_key(model: ViT, dataset: Dataset, split: str, preprocess: Preprocess) -> str:
+def _cache_key(model: ViT, dataset: Dataset, split: str, preprocess: spec.Preprocess) -> str:
     """Hash all that the features depend on."""
     images = dataset.splits[split]
     inputs = [
@@ -224,7 +219,7 @@ def fit_linear(
         DataError: all images are of one class.
     """
     if len(labels.unique()) < 2:
-        raise DataError("all images have the same class; a linear head needs at least two")
+        raise errors.DataError("all images have the same class; a linear head needs at least two")
     mean = train.mean(0)
     # train and validation are standardised by the statistics of train
     deviation = train.std(0, correction=0)
@@ -305,7 +300,7 @@ def out_of_fold_probabilities(
     """
     classes = labels.numpy()
     # within a class by a hash of the number; in this order the images of a class are adjacent
-    order = np.lexsort((hash64(0, np.arange(len(classes), dtype=np.uint64)), classes))
+    order = np.lexsort((randomness.hash64(0, np.arange(len(classes), dtype=np.uint64)), classes))
     fold = np.empty(len(classes), np.int64)
     fold[order] = np.arange(len(classes)) % FOLDS
     probabilities = torch.full((len(labels), num_classes), torch.nan)

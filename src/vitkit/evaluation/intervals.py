@@ -1,7 +1,5 @@
 """95 % confidence intervals of shares and of the balanced accuracy, and McNemar's exact test."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The evaluation loop, each image counted once, and a user's own metrics."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,13 +9,11 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from vitkit import distributed, errors, spec
 from vitkit.data.datasets.split import Split
 from vitkit.data.loading.loader import EvaluationBatches, batches
-from vitkit.distributed import ProcessGroup
-from vitkit.errors import DataError, Interrupted, SettingError, UserCodeError
 from vitkit.evaluation.metrics import Metrics, PredictionCounts, gather_rows, refuse_not_finite
 from vitkit.io.results import import_name, import_setting
-from vitkit.spec import Preprocess
 
 Forward = Callable[[Tensor], Tensor]
 """Images (B, C, H, W) -> logits (B, K)."""
@@ -28,12 +24,12 @@ LabelledLogits = tuple[Tensor, Tensor]
 def predict_batches(
     forward: Forward,
     split: Split,
-    preprocess: Preprocess,
+    preprocess: spec.Preprocess,
     *,
     batch_size: int = 256,
     device: torch.device | None = None,
     workers: int = 0,
-    world: ProcessGroup | None = None,
+    world: distributed.ProcessGroup | None = None,
     collective: bool = False,
 ) -> Iterator[LabelledLogits]:
     """Yield logits and class numbers of a split, batch by batch, in its order.
@@ -57,9 +53,9 @@ def predict_batches(
         DataError: an empty split.
     """
     if len(split) == 0:
-        raise DataError("the split has no images to evaluate")
+        raise errors.DataError("the split has no images to evaluate")
     device = device or torch.device("cpu")
-    world = world or ProcessGroup()
+    world = world or distributed.ProcessGroup()
     source = EvaluationBatches(
         split, preprocess, batch_size=batch_size, rank=world.rank, world_size=world.size
     )
@@ -96,7 +92,7 @@ def evaluate_outputs(
     predictions: Iterable[LabelledLogits],
     num_classes: int,
     temperature: float = 1.0,
-    world: ProcessGroup | None = None,
+    world: distributed.ProcessGroup | None = None,
 ) -> tuple[Metrics, PredictionCounts]:
     """Return the scores with intervals, and the counts computed with the temperature.
 
@@ -168,7 +164,7 @@ def load_metrics(metrics: Sequence[str | Metric]) -> NamedMetrics:
         elif OWN_SCORES.fullmatch(name) or name in found:
             problem = f"is refused: there is a score {name} already; rename it"
         if problem:
-            raise SettingError(f"--metrics {shown} {problem}")
+            raise errors.SettingError(f"--metrics {shown} {problem}")
         found[name] = function
     return found
 
@@ -211,7 +207,9 @@ class KeptOutputs:
                 self._labels.append(labels.cpu()[:, None])
             yield logits, labels
 
-    def scores(self, metrics: NamedMetrics, world: ProcessGroup | None = None) -> Metrics:
+    def scores(
+        self, metrics: NamedMetrics, world: distributed.ProcessGroup | None = None
+    ) -> Metrics:
         """Return the value of every metric on the images of all processes.
 
         Args:
@@ -223,7 +221,7 @@ class KeptOutputs:
         """
         if not metrics:
             return {}
-        world = world or ProcessGroup()
+        world = world or distributed.ProcessGroup()
         # in the order of the split
         logits = gather_rows(self._logits, torch.float32, world)
         labels = gather_rows(self._labels, torch.int64, world)[:, 0]
@@ -242,10 +240,12 @@ def finite_scores(scores: Metrics) -> Metrics:
 def _value(name: str, metric: Metric, logits: Tensor, labels: Tensor) -> float:
     try:
         value = metric(logits, labels)
-    except Interrupted:  # a signal is not an error of the metric
+    except errors.Interrupted:  # a signal is not an error of the metric
         raise
     except Exception as error:  # a user's code may raise anything
-        raise UserCodeError(f"the metric {name} raised {type(error).__name__}: {error}") from error
+        raise errors.UserCodeError(
+            f"the metric {name} raised {type(error).__name__}: {error}"
+        ) from error
     shape = tuple(getattr(value, "shape", ()))
     try:
         if shape:
@@ -253,4 +253,6 @@ def _value(name: str, metric: Metric, logits: Tensor, labels: Tensor) -> float:
         return float(value)
     except (TypeError, ValueError):
         got = f"{type(value).__name__} of the shape {shape}" if shape else repr(value)[:80]
-        raise UserCodeError(f"the metric {name} returned {got}; expected one number") from None
+        raise errors.UserCodeError(
+            f"the metric {name} returned {got}; expected one number"
+        ) from None

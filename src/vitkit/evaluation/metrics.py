@@ -15,8 +15,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitkit.distributed import ProcessGroup
-from vitkit.errors import CheckpointError
+from vitkit import distributed, errors
 from vitkit.evaluation.intervals import balanced_interval, wilson_interval
 from vitkit.messages import plural
 
@@ -91,7 +90,7 @@ class PredictionCounts:
             return np.zeros(0)
         return torch.cat([batch[number] for batch in self._predictions]).cpu().numpy()
 
-    def gathered(self, world: ProcessGroup) -> PredictionCounts:
+    def gathered(self, world: distributed.ProcessGroup) -> PredictionCounts:
         """Return the predictions of all processes in the order of the split; each must call.
 
         Args:
@@ -110,7 +109,7 @@ class PredictionCounts:
         whole._predictions.append((labels.long(), predicted.long(), confidence, losses))
         return whole
 
-    def counts(self, world: ProcessGroup | None = None) -> Counts:
+    def counts(self, world: distributed.ProcessGroup | None = None) -> Counts:
         """Sum the counts over the images of all processes; each of them must call."""
         classes = self.num_classes
         batches = torch.stack(self._sums).cpu() if self._sums else torch.zeros(1, 6)
@@ -131,11 +130,11 @@ class PredictionCounts:
         # one row for one message between the processes, then taken apart again
         ends = np.cumsum([len(part) for part in own])[:-1]
         row = torch.from_numpy(np.concatenate(own).astype(float))
-        total = (world or ProcessGroup()).all_reduce_sum(row).numpy()
+        total = (world or distributed.ProcessGroup()).all_reduce_sum(row).numpy()
         sums, images, right_images, *bin_sums = np.split(total, ends)
         return Counts(self.k, sums, images, right_images, np.stack(bin_sums))
 
-    def confusion(self, world: ProcessGroup | None = None) -> Int64[np.ndarray, "K K"]:
+    def confusion(self, world: distributed.ProcessGroup | None = None) -> Int64[np.ndarray, "K K"]:
         """Return the images of class i predicted as class j, at [i, j], of all processes.
 
         Each process must call.
@@ -143,7 +142,7 @@ class PredictionCounts:
         # one number for each pair of classes, so that one `bincount` fills the table
         pairs = self.labels * self.num_classes + self.predicted
         table = torch.from_numpy(np.bincount(pairs, minlength=self.num_classes**2))
-        total = (world or ProcessGroup()).all_reduce_sum(table).numpy()
+        total = (world or distributed.ProcessGroup()).all_reduce_sum(table).numpy()
         return total.reshape(self.num_classes, self.num_classes)
 
 
@@ -252,7 +251,7 @@ def refuse_not_finite(count: int, images: int, first: str = "") -> None:
     """
     if count:
         named = f" (first: {first})" if first else ""
-        raise CheckpointError(
+        raise errors.CheckpointError(
             f"the model gives NaN or infinity for {count:,} of {plural(images, 'image')}{named}, "
             "so they have no class; its weights or numbers overflow: use an earlier checkpoint, or "
             "float32 where it runs in half precision"
@@ -262,7 +261,9 @@ def refuse_not_finite(count: int, images: int, first: str = "") -> None:
 # Rows of an evaluation, such as logits, gathered from all processes in the split's order.
 
 
-def gather_rows(own: Sequence[Tensor], dtype: torch.dtype, world: ProcessGroup) -> Tensor:
+def gather_rows(
+    own: Sequence[Tensor], dtype: torch.dtype, world: distributed.ProcessGroup
+) -> Tensor:
     """Return the rows of all processes (N, C) on the CPU, in the order of the split.
 
     Args:

@@ -14,9 +14,8 @@ from jaxtyping import Bool, Float64, Int64
 
 from vitkit.data.datasets.split import Split
 from vitkit.errors import SettingError
-from vitkit.evaluation.intervals import wilson_interval
+from vitkit.evaluation import intervals, prediction_table
 from vitkit.evaluation.metrics import Metrics, PredictionCounts
-from vitkit.evaluation.prediction_table import PREDICTIONS_HEADER, ImageLoss, TopLosses
 from vitkit.plots import MAX_CLASSES
 from vitkit.plots.html import html_table
 
@@ -115,7 +114,9 @@ class Evaluation(Metrics):
         scores = []
         for name, count, hits in zip(self.classes, images, right, strict=True):
             if count:
-                scores.append(ClassScore(name, count, hits, *wilson_interval(hits, count)))
+                scores.append(
+                    ClassScore(name, count, hits, *intervals.wilson_interval(hits, count))
+                )
         return scores
 
     @property
@@ -127,7 +128,7 @@ class Evaluation(Metrics):
         """Return the content of a CSV file in UTF-8, a row for each image in the split's order."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(PREDICTIONS_HEADER)
+        writer.writerow(prediction_table.PREDICTIONS_HEADER)
         losses = self.losses.tolist()
         ranks = self.loss_ranks.tolist()
         # every image's row has its place by loss, so that a spreadsheet can sort by it
@@ -158,7 +159,7 @@ class Evaluation(Metrics):
         losses = np.where(np.isnan(self.losses), np.inf, self.losses)
         return np.argsort(-losses, kind="stable")
 
-    def top_losses(self, count: int = 12) -> TopLosses:
+    def top_losses(self, count: int = 12) -> prediction_table.TopLosses:
         """Return the images with the highest losses, highest first.
 
         They are often wrong labels or unusual images. `.plot()` of the result draws them.
@@ -174,9 +175,9 @@ class Evaluation(Metrics):
         highest = self._by_loss()[:count]
         found = []
         for index, loss in zip(highest.tolist(), self.losses[highest].tolist(), strict=True):
-            found.append(ImageLoss(*self._row(index), float(np.exp(-loss)), loss))
+            found.append(prediction_table.ImageLoss(*self._row(index), float(np.exp(-loss)), loss))
         # the pixels are read when they are drawn
-        return TopLosses(found, self.split.subset(highest))
+        return prediction_table.TopLosses(found, self.split.subset(highest))
 
     def plot(self, title: str = "") -> NotebookFigure:
         """Draw the confusion matrix as a matplotlib Figure; `.savefig("matrix.svg")` writes it.

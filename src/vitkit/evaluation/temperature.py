@@ -6,8 +6,6 @@ images are divided into folds, and each image's logits come from the model that 
 other folds choose (cross-fitting). They cost no further evaluation, and no images.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Explain one image: from pixels to a heat map over them, by any method."""
 
-from __future__ import annotations
-
 from functools import cached_property
 from inspect import signature
 from typing import Any
@@ -10,8 +8,8 @@ import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 
+from vitkit import errors, messages
 from vitkit.data.images.preprocess import preprocess_images, viewport
-from vitkit.errors import SettingError
 from vitkit.explaining.explanation import Explanation, heatmap_over
 from vitkit.explaining.faithfulness import (
     Faithfulness,
@@ -22,7 +20,6 @@ from vitkit.explaining.faithfulness import (
 )
 from vitkit.explaining.methods import METHODS, Method, choose_method, method_options, whole_number
 from vitkit.explaining.methods.class_scores import check_finite
-from vitkit.messages import did_you_mean, plural, quote_list
 from vitkit.models.layers import eval_mode
 from vitkit.weights.checkpoint import Checkpoint
 
@@ -49,11 +46,11 @@ def find_class(checkpoint: Checkpoint, wanted: str | int) -> int:
     if count == 0:
         expected = "this model has no head, so it has no classes; leave the class out"
     elif checkpoint.classes:
-        near = did_you_mean(str(wanted), names)
-        expected = f"is not a class of this model{near}; classes are {quote_list(names)}"
+        near = messages.did_you_mean(str(wanted), names)
+        expected = f"is not a class of this model{near}; classes are {messages.quote_list(names)}"
     else:
         expected = f"is not a class of this model; classes are 0 to {count - 1}"
-    raise SettingError.about("class_name", wanted, expected)
+    raise errors.SettingError.about("class_name", wanted, expected)
 
 
 class ImageExplainer:
@@ -111,9 +108,9 @@ class ImageExplainer:
         if chosen.by_class:
             if self.classes is None:
                 others = [other.name for other in METHODS.values() if not other.by_class]
-                raise SettingError(
+                raise errors.SettingError(
                     f"{chosen.name} explains a class, and this model has no head; "
-                    f"{plural(len(others), 'method')} without a class: {', '.join(others)}"
+                    f"{messages.plural(len(others), 'method')} without a class: {', '.join(others)}"
                 )
             arguments["classes"] = self.classes
         # (gh, gw), a value for each patch, or (gh, gw, 3)

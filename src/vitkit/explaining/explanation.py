@@ -13,10 +13,9 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
-from vitkit.errors import SettingError
+from vitkit import errors, messages
 from vitkit.explaining.methods import METHODS
 from vitkit.io.results import check_outputs
-from vitkit.messages import percent
 from vitkit.plots.html import html_image
 from vitkit.plots.overlay import STRENGTH, ColourScale, Viewport, box, enlarge, outline, place_grid
 
@@ -91,9 +90,11 @@ class Explanation:
         """The class with its probability, the visible part if the image is cropped, and `notes`."""
         lines = []
         if self.label:
-            lines = [f"{self.label}: {percent(self.probability)}"]
+            lines = [f"{self.label}: {messages.percent(self.probability)}"]
         if self.label and self.predicted not in ("", self.label):
-            lines[0] += f" (predicted: {self.predicted}, {percent(self.predicted_probability)})"
+            lines[0] += (
+                f" (predicted: {self.predicted}, {messages.percent(self.predicted_probability)})"
+            )
         height, width = self.image.shape[:2]
         top, left, bottom, right = box(self._view)
         # in whole pixels: a view may be off by a rounding error
@@ -151,7 +152,7 @@ class Explanation:
             SettingError: a strength outside [0, 1].
         """
         if not 0 <= strength <= 1:
-            raise SettingError.about("strength", strength, "must be from 0 to 1")
+            raise errors.SettingError.about("strength", strength, "must be from 0 to 1")
         return Image.fromarray(self._overlay(strength, smooth))
 
     def plot(self) -> NotebookFigure:

@@ -6,8 +6,6 @@ instead of pixels. Patches are really dropped, as grey ones mislead ("Missingnes
 Debugging", arXiv 2204.08945).
 """
 
-from __future__ import annotations
-
 import json
 import math
 import zlib
@@ -22,16 +20,12 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from vitkit.errors import SettingError, ShapeError
+from vitkit import errors, randomness, shapes
 from vitkit.evaluation.intervals import SIGNIFICANCE_LEVEL
-from vitkit.explaining.methods import Method
-from vitkit.explaining.methods.class_scores import Classes, Maps
-from vitkit.explaining.methods.occlusion import TokenSubsets
+from vitkit.explaining.methods import Method, class_scores, occlusion
 from vitkit.io.atomic import write_bytes
 from vitkit.models.layers import eval_mode
 from vitkit.models.vit import ViT
-from vitkit.randomness import hash64, permutation
-from vitkit.shapes import Images
 
 STEPS = 10
 """Steps from all patches to one."""
@@ -240,10 +234,10 @@ def check_measurable(model: ViT, method: Method | None = None) -> None:
     elif method and method.colours:
         reason = f"those of {method.name!r} are colours, not importance; choose another method"
     if reason:
-        raise SettingError(f"the faithfulness of maps cannot be measured: {reason}")
+        raise errors.SettingError(f"the faithfulness of maps cannot be measured: {reason}")
 
 
-def is_cheap(model: ViT, images: Images) -> bool:
+def is_cheap(model: ViT, images: shapes.Images) -> bool:
     """Return whether measuring one image takes few multiplications, by a rough count.
 
     Each parameter of a block is used once for each token: in about 100 passes with half of the
@@ -259,21 +253,25 @@ def is_cheap(model: ViT, images: Images) -> bool:
     return parameters * tokens * (100 + tokens) < CHEAP
 
 
-def references(model: ViT, images: Images, classes: Classes, *, seed: int = 0) -> References:
+def references(
+    model: ViT, images: shapes.Images, classes: class_scores.Classes, *, seed: int = 0
+) -> References:
     """Measure 20 random orders and token occlusion once, for the maps of several methods.
 
     Arguments as for `measure_faithfulness`.
     """
     check_measurable(model)
     with eval_mode(model), torch.inference_mode():
-        return reference_areas(TokenSubsets(model, images), classes, image_keys(images), seed)
+        return reference_areas(
+            occlusion.TokenSubsets(model, images), classes, image_keys(images), seed
+        )
 
 
 def measure_faithfulness(
     model: ViT,
-    images: Images,
-    grids: Maps,
-    classes: Classes,
+    images: shapes.Images,
+    grids: class_scores.Maps,
+    classes: class_scores.Classes,
     *,
     seed: int = 0,
     reference: References | None = None,
@@ -298,7 +296,7 @@ def measure_faithfulness(
     """
     expected = (len(images), *model.patch_embed.grid(images))
     if grids.shape != expected:
-        raise ShapeError(
+        raise errors.ShapeError(
             f"maps have the shape {tuple(grids.shape)}; expected {expected}, a value for each "
             "patch of each image"
         )
@@ -307,7 +305,7 @@ def measure_faithfulness(
     orders = map_orders(grids, image_keys(images), seed)
     both = torch.stack([orders.flip(1), orders], dim=1)
     with eval_mode(model), torch.inference_mode():
-        areas = insertion_areas(TokenSubsets(model, images), classes, both)
+        areas = insertion_areas(occlusion.TokenSubsets(model, images), classes, both)
     deletion, insertion = areas.T
     dropped = normalised_areas(deletion, reference, deletion=True)
     added = normalised_areas(insertion, reference, deletion=False)
@@ -362,8 +360,8 @@ def normalised_areas(
 
 
 def _log_probability(
-    subsets: TokenSubsets,
-    classes: Classes,
+    subsets: occlusion.TokenSubsets,
+    classes: class_scores.Classes,
     patches: Int64[Tensor, "R n"],
     image: Int64[Tensor, " R"],
 ) -> Float64[Tensor, " R"]:
@@ -378,7 +376,10 @@ def _log_probability(
 
 
 def reference_areas(
-    subsets: TokenSubsets, classes: Classes, keys: Int64[np.ndarray, " B"], seed: int
+    subsets: occlusion.TokenSubsets,
+    classes: class_scores.Classes,
+    keys: Int64[np.ndarray, " B"],
+    seed: int,
 ) -> References:
     """Measure 20 random orders and the greedy order of occlusion.
 
@@ -394,7 +395,7 @@ def reference_areas(
 
 
 def insertion_areas(
-    subsets: TokenSubsets, classes: Classes, orders: Orders
+    subsets: occlusion.TokenSubsets, classes: class_scores.Classes, orders: Orders
 ) -> Float64[np.ndarray, "B O"]:
     """Return the mean probability of the class while patches are added in an order.
 
@@ -429,7 +430,9 @@ def insertion_areas(
     return area.view(batch, count).numpy()
 
 
-def _occlusion_order(subsets: TokenSubsets, classes: Classes) -> Int64[Tensor, "B N"]:
+def _occlusion_order(
+    subsets: occlusion.TokenSubsets, classes: class_scores.Classes
+) -> Int64[Tensor, "B N"]:
     """Order the patches by how far the class's probability falls if one alone is removed."""
     batch, count = len(classes), subsets.count
     if count == 1:
@@ -452,13 +455,15 @@ def random_orders(keys: Int64[np.ndarray, " B"], patches: int, seed: int) -> Ord
     orders = np.empty((len(keys), RANDOM_ORDERS, patches), np.int64)
     for row, key in enumerate(keys):
         for draw in range(0, RANDOM_ORDERS, 2):
-            order = permutation(int(hash64(seed, key)), draw, patches)
+            order = randomness.permutation(int(randomness.hash64(seed, key)), draw, patches)
             orders[row, draw] = order
             orders[row, draw + 1] = order[::-1]
     return torch.from_numpy(orders)
 
 
-def map_orders(grids: Maps, keys: Int64[np.ndarray, " B"], seed: int) -> Int64[Tensor, "B N"]:
+def map_orders(
+    grids: class_scores.Maps, keys: Int64[np.ndarray, " B"], seed: int
+) -> Int64[Tensor, "B N"]:
     """Order the patches of each image from the largest value to the smallest.
 
     Equal values come in a random order that depends on the seed and the image alone: in the order
@@ -467,12 +472,12 @@ def map_orders(grids: Maps, keys: Int64[np.ndarray, " B"], seed: int) -> Int64[T
     values = grids.detach().flatten(1).cpu().double().numpy()
     orders = np.empty(values.shape, np.int64)
     for row, key in enumerate(keys):
-        ties = hash64(seed, key, -1, np.arange(values.shape[1]))
+        ties = randomness.hash64(seed, key, -1, np.arange(values.shape[1]))
         orders[row] = np.lexsort((ties, -values[row]))
     return torch.from_numpy(orders)
 
 
-def image_keys(images: Images) -> Int64[np.ndarray, " B"]:
+def image_keys(images: shapes.Images) -> Int64[np.ndarray, " B"]:
     """Return a number for each image that depends on its own pixels alone."""
     numbers = images.detach().cpu().float().contiguous().numpy()
     return np.array([zlib.crc32(image.tobytes()) for image in numbers], np.int64)

@@ -12,15 +12,12 @@ import numpy as np
 
 from vitkit.data.images.preprocess import fit
 from vitkit.errors import SettingError
-from vitkit.explaining.explain import ImageExplainer
+from vitkit.explaining import explain, faithfulness
 from vitkit.explaining.explanation import WRITER, Explanation
-from vitkit.explaining.faithfulness import TERMS
 from vitkit.explaining.methods import METHODS
 from vitkit.explaining.methods.attention import attention_of_heads
-from vitkit.io.atomic import write_bytes
-from vitkit.io.results import ResultPlaces, check_outputs
-from vitkit.plots.html import page_templates, render_page
-from vitkit.plots.overlay import ColourScale, enlarge, place_grid
+from vitkit.io import atomic, results
+from vitkit.plots import html, overlay
 
 if TYPE_CHECKING:
     from vitkit.plots.figure import NotebookFigure
@@ -75,7 +72,7 @@ class ExplanationFiles:
         self.method, self.every = method, method == ALL
         self.refused: dict[str, str] = {}
         self._images: list[dict[str, Any]] = []
-        self._places = ResultPlaces(self.folder, "")
+        self._places = results.ResultPlaces(self.folder, "")
 
     def check(
         self,
@@ -91,14 +88,14 @@ class ExplanationFiles:
             inputs: files that are never replaced.
             overwrite: replace existing files that are not inputs.
         """
-        places = ResultPlaces(self.folder, "")
+        places = results.ResultPlaces(self.folder, "")
         paths = [self.folder / PAGE] if self.every else []
         for place in images:
             paths += self._files(places.path(place))
-        check_outputs(paths, inputs=inputs, overwrite=overwrite, flag="--output")
+        results.check_outputs(paths, inputs=inputs, overwrite=overwrite, flag="--output")
 
     def save(
-        self, name: str, place: PurePath, explainer: ImageExplainer
+        self, name: str, place: PurePath, explainer: explain.ImageExplainer
     ) -> tuple[Explanation, Path]:
         """Explain an image, and write its files.
 
@@ -135,10 +132,14 @@ class ExplanationFiles:
             terms[name] = f"{method.summary}. {method.source}."
             if name in self.refused:
                 terms[name] = f"not drawn: {self.refused[name]}"
-        templates = page_templates("vitkit.explaining")
-        values = {"title": title, "images": self._images, "terms": [*terms.items(), *TERMS]}
-        page = render_page(templates, "gallery.html", generator=WRITER, **values)
-        write_bytes(self.folder / PAGE, page.encode("utf-8", "replace"))
+        templates = html.page_templates("vitkit.explaining")
+        values = {
+            "title": title,
+            "images": self._images,
+            "terms": [*terms.items(), *faithfulness.TERMS],
+        }
+        page = html.render_page(templates, "gallery.html", generator=WRITER, **values)
+        atomic.write_bytes(self.folder / PAGE, page.encode("utf-8", "replace"))
         return self.folder / PAGE
 
     def _files(self, stem: Path) -> list[Path]:
@@ -153,7 +154,7 @@ class ExplanationFiles:
             files.append((self.folder / SHEETS / stem.relative_to(self.folder)).with_name(name))
         return files
 
-    def _save_every(self, stem: Path, name: str, explainer: ImageExplainer) -> Explanation:
+    def _save_every(self, stem: Path, name: str, explainer: explain.ImageExplainer) -> Explanation:
         """Write the map of each method that the model can carry; return the first."""
         # imported here: matplotlib takes half a second
         from vitkit.plots.figure import Panel, image_grid
@@ -232,7 +233,7 @@ def plot_explanations(
     return image_grid(panels, across=across, title=title, side=side)
 
 
-def draw_attention_sheet(explainer: ImageExplainer) -> NotebookFigure:
+def draw_attention_sheet(explainer: explain.ImageExplainer) -> NotebookFigure:
     """Draw the attention map of every layer and head over what the model sees of an image.
 
     Rows are layers, columns heads. Each map has its own colours, from its smallest value to its
@@ -251,14 +252,14 @@ def draw_attention_sheet(explainer: ImageExplainer) -> NotebookFigure:
     # whole factors, so that pixels stay squares
     larger = max(seen.shape[:2])
     step = max(1, larger // TILE)
-    seen = np.ascontiguousarray(enlarge(seen, max(1, TILE // larger))[::step, ::step])
+    seen = np.ascontiguousarray(overlay.enlarge(seen, max(1, TILE // larger))[::step, ::step])
     height, width = seen.shape[:2]
     whole = (0.0, 0.0, float(height), float(width))
     panels = []
     for layer, head in np.ndindex(*maps.shape[:2]):
-        values = place_grid(maps[layer, head], (height, width), whole, smooth=False)
+        values = overlay.place_grid(maps[layer, head], (height, width), whole, smooth=False)
         panel = Panel(
-            ColourScale.of(values).blend(seen, values),
+            overlay.ColourScale.of(values).blend(seen, values),
             "" if layer else f"head {head}",
             [f"{100 * maps[layer, head].max():.3g} %"],
             row="" if head else f"layer {layer}",

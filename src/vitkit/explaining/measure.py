@@ -1,7 +1,5 @@
 """Measure what a model has learned: filters, positions, attention over depth, artefacts."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 
@@ -11,7 +9,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitkit.errors import MODEL, CheckpointError, SettingError, check_type
+from vitkit import errors, shapes
 from vitkit.explaining.methods.attention import attention
 from vitkit.explaining.model import (
     Artefacts,
@@ -20,14 +18,10 @@ from vitkit.explaining.model import (
     ModelExplanation,
     PositionSimilarity,
 )
+from vitkit.models import embedding, encoder, hybrid, layers
 from vitkit.models.attention import Heads, Mask, attention_weights
-from vitkit.models.embedding import HybridEmbedding, NormedPatchEmbedding
-from vitkit.models.encoder import block_calls
-from vitkit.models.hybrid import StdConv2d, standardise
-from vitkit.models.layers import eval_mode
 from vitkit.models.record import Record
 from vitkit.models.vit import ViT
-from vitkit.shapes import Grid, Images
 
 WEIGHTS_AT_ONCE, LARGEST_BATCH = 2**25, 64
 """Attention weights of one layer that a batch may have, 128 MB, and images of it."""
@@ -87,7 +81,7 @@ class ModelMeasurement:
         # k T^2 weights of each image, in one layer at a time
         return max(1, min(LARGEST_BATCH, WEIGHTS_AT_ONCE // (spec.num_heads * tokens**2)))
 
-    def add(self, images: Images) -> Float[Tensor, "B 1"]:
+    def add(self, images: shapes.Images) -> Float[Tensor, "B 1"]:
         """Measure a batch, whose grid is that of the batches before it.
 
         Args:
@@ -100,17 +94,17 @@ class ModelMeasurement:
             CheckpointError: tokens that are not finite.
         """
         images = images.to(next(self.model.parameters()))
-        with eval_mode(self.model), torch.no_grad():
+        with layers.eval_mode(self.model), torch.no_grad():
             tokens, context, grid = self.model.embed(images)
             if self._pixels is None:
                 self._pixels = _patch_distances(grid, self.model.spec.patch_size)
             pixels = self._pixels.to(tokens)
-            for layer, block in enumerate(block_calls(self.model.blocks)):
+            for layer, block in enumerate(encoder.block_calls(self.model.blocks)):
                 attend = partial(self._attend, layer, pixels)
                 tokens = block(tokens, context._replace(attend=attend))
         norms = _patch_norms(self.model, tokens, grid).cpu()
         if not torch.isfinite(norms).all():
-            raise CheckpointError(
+            raise errors.CheckpointError(
                 "the model's tokens are not finite (NaN or infinity), so they cannot be measured; "
                 "check its weights, or use the model in float32"
             )
@@ -161,7 +155,7 @@ class ModelMeasurement:
         return ModelExplanation(name, filters, positions, depth, artefacts)
 
 
-def _patch_distances(grid: Grid, patch_size: tuple[int, int]) -> Float64[Tensor, "N N"]:
+def _patch_distances(grid: shapes.Grid, patch_size: tuple[int, int]) -> Float64[Tensor, "N N"]:
     """Return the distances between the centres of all patches, in pixels: (N, N).
 
     >>> _patch_distances((1, 3), (16, 8))[0].tolist()
@@ -202,14 +196,14 @@ def first_layer_filters(model: ViT) -> Filters:
     """
     kernel = _pixel_kernel(model)
     layer = "patch embedding"
-    if isinstance(model.patch_embed, HybridEmbedding):
+    if isinstance(model.patch_embed, embedding.HybridEmbedding):
         layer = "first convolution"
     none = np.zeros((0, 0, 0, model.spec.in_channels)), np.zeros(0)
     if kernel is None:
         return Filters(*none, missing="The backbone has no convolution that takes the image.")
     weights = kernel.detach().double().cpu().numpy()  # D C P Q
     if not np.isfinite(weights).all():
-        raise CheckpointError(
+        raise errors.CheckpointError(
             f"the weights of the {layer} are not finite (NaN or infinity); use an earlier model"
         )
     rows = weights.reshape(len(weights), -1)
@@ -233,20 +227,22 @@ def first_layer_filters(model: ViT) -> Filters:
 def _pixel_kernel(model: ViT) -> Float[Tensor, "D C P Q"] | None:
     """Return the weights that are applied to pixels first."""
     stem = model.patch_embed
-    if isinstance(stem, HybridEmbedding):
+    if isinstance(stem, embedding.HybridEmbedding):
         for part in stem.backbone.modules():
             if isinstance(part, nn.Conv2d) and part.weight.shape[1] == model.spec.in_channels:
-                if isinstance(part, StdConv2d):
-                    return standardise(part.weight, part.variant)
+                if isinstance(part, hybrid.StdConv2d):
+                    return hybrid.standardise(part.weight, part.variant)
                 return part.weight
         return None
     weight = stem.proj.weight
-    if isinstance(stem, NormedPatchEmbedding):
+    if isinstance(stem, embedding.NormedPatchEmbedding):
         weight = weight * stem.norm_patches.weight  # D (C P Q)
     return weight.reshape(len(weight), stem.in_channels, *stem.patch_size)
 
 
-def find_artefacts(model: ViT, images: Images, *, threshold: float | None = None) -> Artefacts:
+def find_artefacts(
+    model: ViT, images: shapes.Images, *, threshold: float | None = None
+) -> Artefacts:
     """Find patch tokens of high norm, and their share of the readout's attention.
 
     The norm of a patch is that of its output of the last block, before the last norm. It is high
@@ -265,18 +261,18 @@ def find_artefacts(model: ViT, images: Images, *, threshold: float | None = None
         SettingError: not a model, or no image.
         ShapeError: images that do not fit the model.
     """
-    check_type(model, ViT, "find_artefacts", MODEL)
-    check_type(images, Tensor, "find_artefacts", IMAGES)
+    errors.check_type(model, ViT, "find_artefacts", errors.MODEL)
+    errors.check_type(images, Tensor, "find_artefacts", IMAGES)
     if not len(images):
-        raise SettingError("no images; pass one image or more, (B, C, H, W)")
+        raise errors.SettingError("no images; pass one image or more, (B, C, H, W)")
     record = Record(tokens=[-1])
-    with eval_mode(model), torch.inference_mode():
+    with layers.eval_mode(model), torch.inference_mode():
         grid = model.forward_features(images, record).grid
     (tokens,) = record.tokens.values()
     return _count_artefacts(_patch_norms(model, tokens, grid), attention(model, images), threshold)
 
 
-def _patch_norms(model: ViT, tokens: Tensor, grid: Grid) -> Float[Tensor, "B gh gw"]:
+def _patch_norms(model: ViT, tokens: Tensor, grid: shapes.Grid) -> Float[Tensor, "B gh gw"]:
     """Return the norms of the patches among the tokens of a block (B, T, D)."""
     return tokens[:, model.spec.num_prefix_tokens :].norm(dim=-1).unflatten(1, grid)
 

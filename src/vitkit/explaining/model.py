@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from vitkit.errors import SettingError
-from vitkit.io.atomic import write_bytes
-from vitkit.io.results import check_outputs
-from vitkit.messages import plural
+from vitkit import errors, messages
+from vitkit.io import atomic, results
 from vitkit.plots.html import html_image, html_text
 
 if TYPE_CHECKING:
@@ -119,7 +117,7 @@ class Artefacts:
 
     def __str__(self) -> str:
         """Return one line: how many patches, their norms, and their share of the attention."""
-        patches = f"{self.count:,} of {plural(self.high.size, 'patch token')}"
+        patches = f"{self.count:,} of {messages.plural(self.high.size, 'patch token')}"
         line = f"{patches} ({100 * self.share:.1f} %) have a norm above {self.threshold:.3g}"
         if not self.count:
             return line
@@ -158,7 +156,7 @@ class ModelExplanation:
     def caption(self) -> str:
         """The name of the model, and the number of images."""
         if self.images:
-            return f"{self.name}; {plural(self.images, 'image')}"
+            return f"{self.name}; {messages.plural(self.images, 'image')}"
         return self.name
 
     @property
@@ -192,7 +190,7 @@ class ModelExplanation:
         panels, caption = self._panels(), self.caption
         if panel not in panels and (panel or not panels):
             expected = f"must be one of {', '.join(panels) or 'no panels'}"
-            raise SettingError.about("panel", panel, ". ".join([expected, *self.notes]))
+            raise errors.SettingError.about("panel", panel, ". ".join([expected, *self.notes]))
         if panel is None:
             return draw_sheet([*panels.values()], caption)
         if panel == "filters":
@@ -241,10 +239,12 @@ class ModelExplanation:
         files = check_model_files(Path(folder), self.panels, overwrite=overwrite)
         for png, svg in zip(files[:-1:2], files[1::2], strict=True):
             figure = self.plot(None if png is files[0] else png.stem)
-            write_bytes(png, encode_png(figure, WRITER))
-            write_bytes(svg, encode_svg(figure, WRITER))
+            atomic.write_bytes(png, encode_png(figure, WRITER))
+            atomic.write_bytes(svg, encode_svg(figure, WRITER))
         # JSON has no NaN: better an error here than a file that no other program reads
-        write_bytes(files[-1], json.dumps(self.to_json(), indent=1, allow_nan=False).encode())
+        atomic.write_bytes(
+            files[-1], json.dumps(self.to_json(), indent=1, allow_nan=False).encode()
+        )
         return files
 
     def to_json(self) -> dict[str, Any]:
@@ -279,7 +279,7 @@ class ModelExplanation:
         """Return the main numbers in sentences, one per line."""
         lines, shares, depth = [], self.filters.shares, self.depth
         if len(shares):
-            count = plural(len(shares), "component")
+            count = messages.plural(len(shares), "component")
             whole = f"{100 * shares.sum():.0f} % of the variance ({self.filters.layer})"
             lines.append(f"filters: {count} have {whole}")
         if depth is not None:
@@ -327,5 +327,5 @@ def check_model_files(
     """
     figures = [folder / f"{name}{end}" for name in ("sheet", *panels) for end in (".png", ".svg")]
     files = (*figures, folder / "numbers.json")
-    check_outputs(files, inputs=inputs, overwrite=overwrite, flag=flag)
+    results.check_outputs(files, inputs=inputs, overwrite=overwrite, flag=flag)
     return files

@@ -12,10 +12,8 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-from vitkit.errors import CheckpointError, SettingError, SpecError
+from vitkit import errors, messages, spec
 from vitkit.io.untrusted import parse_json
-from vitkit.messages import escape
-from vitkit.spec import Preprocess
 
 ENDINGS = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2", "aoti": ".pt2"}
 """Format -> ending of the file's name."""
@@ -42,11 +40,11 @@ def opens_artefact(model: object, *, plain: bool, trust_code: bool) -> bool:
         return False
     path = fspath(model)
     if trust_code and not path.lower().endswith(ENDINGS["torch"]):
-        raise SettingError(
+        raise errors.SettingError(
             f"--trust-code has no effect: {path} is not a .pt2 file and runs no code; leave it out"
         )
     if is_artefact(path) and not plain:
-        raise SettingError(
+        raise errors.SettingError(
             f"{path} is an exported model, which is whole, has its runtime and precision and runs "
             "on the CPU; leave out --engine, --precision, --calibrate, --device and --allow-partial"
         )
@@ -82,7 +80,7 @@ class ArtefactDescription:
     """
 
     format: str
-    preprocess: Preprocess
+    preprocess: spec.Preprocess
     classes: tuple[str, ...]
     num_classes: int
     temperature: float
@@ -128,9 +126,9 @@ class ArtefactDescription:
         precision = f"{self.precision}, linear layers of the blocks in int8"
         return [
             f"format: {self.format}, exported by vitkit "
-            f"{escape(str(self.versions.get('vitkit', '')))}",
-            f"source: {escape(str(self.source.get('name', 'a model in memory')))}",
-            f"precision: {escape(precision if self.int8 else self.precision)}",
+            f"{messages.escape(str(self.versions.get('vitkit', '')))}",
+            f"source: {messages.escape(str(self.source.get('name', 'a model in memory')))}",
+            f"precision: {messages.escape(precision if self.int8 else self.precision)}",
             f"input: {inputs}",
             f"classes: {self.num_classes:,}{_few(self.classes)}",
             f"temperature: {self.temperature:g}",
@@ -148,7 +146,7 @@ class ArtefactDescription:
             CheckpointError: no description, a damaged one, or one of a newer version.
         """
         if text is None:
-            raise CheckpointError(
+            raise errors.CheckpointError(
                 f"{path}: has no description of vitkit, so its preprocessing and classes are "
                 "unknown; write it with vitkit export, or pass vitkit.Predictor a function"
             )
@@ -156,15 +154,15 @@ class ArtefactDescription:
             document = parse_json(text[: MAX_DESCRIPTION_BYTES + 1])
             version = document["format_version"]
             if type(version) is int and version > ARTEFACT_VERSION:
-                raise CheckpointError(
+                raise errors.CheckpointError(
                     f"{path}: an exported model of version {version}; this vitkit reads up to "
                     f"{ARTEFACT_VERSION}; upgrade vitkit, or export the checkpoint again"
                 )
             _check_values(document)
             values = {name: document[name] for name in FIELD_TYPES}
-            preprocess = Preprocess.from_json(document["preprocess"])
-        except (ValueError, TypeError, KeyError, SpecError) as error:
-            raise CheckpointError(
+            preprocess = spec.Preprocess.from_json(document["preprocess"])
+        except (ValueError, TypeError, KeyError, errors.SpecError) as error:
+            raise errors.CheckpointError(
                 f"{path}: its description is damaged: {error}; copy or export the model again"
             ) from None
         values |= {
@@ -218,4 +216,4 @@ def _few(classes: tuple[str, ...]) -> str:
     if not classes:
         return ""
     more = ", ..." if len(classes) > CLASSES_SHOWN else ""
-    return f" ({', '.join(map(escape, classes[:CLASSES_SHOWN]))}{more})"
+    return f" ({', '.join(map(messages.escape, classes[:CLASSES_SHOWN]))}{more})"

@@ -4,8 +4,6 @@ The file is run once in a child process, which a runtime may crash. Labelled ima
 here after that.
 """
 
-from __future__ import annotations
-
 import timeit
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,17 +14,13 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from vitkit import errors, messages, process
 from vitkit.data.datasets.split import Split
 from vitkit.data.images.preprocess import preprocess_images
 from vitkit.engines.choose import logit_error, sample_images
-from vitkit.errors import CheckpointError
-from vitkit.evaluation.loop import LabelledLogits, evaluate_outputs, predict_batches
-from vitkit.evaluation.metrics import finite_rows, refuse_not_finite
+from vitkit.evaluation import loop, metrics
+from vitkit.exporting import exported_model, files
 from vitkit.exporting.artefact import ArtefactDescription
-from vitkit.exporting.exported_model import artefact_predictions
-from vitkit.exporting.files import RuntimeFailure, open_artefact
-from vitkit.messages import plural
-from vitkit.process import ChildError, run_in_child
 from vitkit.weights.checkpoint import Checkpoint
 
 Image = UInt8[np.ndarray, "H W 3"]
@@ -80,9 +74,9 @@ def check_export(
 
     given = [np.stack(pair) for pair in pairs] if description.with_preprocessing else batches
     try:
-        found, int8_layers, seconds = run_in_child(run_alone, path, given, seconds=SECONDS)
-    except ChildError as error:
-        raise RuntimeFailure(f"{path}: in a process of its own: {error}") from None
+        found, int8_layers, seconds = process.run_in_child(run_alone, path, given, seconds=SECONDS)
+    except process.ChildError as error:
+        raise files.RuntimeFailure(f"{path}: in a process of its own: {error}") from None
     with torch.inference_mode():
         expected = torch.cat([checkpoint.model(torch.from_numpy(batch)) for batch in batches])
         by_torch = timeit.repeat(run_torch, number=1, repeat=RUNS)
@@ -104,7 +98,7 @@ def run_alone(path: Path, batches: list[np.ndarray]) -> tuple[np.ndarray, int, f
         path: path of the exported model.
         batches: as the model takes them.
     """
-    artefact = open_artefact(path, trust_code=True)
+    artefact = files.open_artefact(path, trust_code=True)
     logits = [artefact(torch.from_numpy(batch)).numpy() for batch in batches]
     image = torch.from_numpy(batches[0][:1])
     seconds = min(timeit.repeat(lambda: artefact(image), number=1, repeat=RUNS))
@@ -114,20 +108,20 @@ def run_alone(path: Path, batches: list[np.ndarray]) -> tuple[np.ndarray, int, f
 def _on_labelled_images(checkpoint: Checkpoint, path: Path, images: Split) -> dict[str, Any]:
     """Return the figures of all images, with the scores of both as `vitkit eval` counts them."""
     model, preprocess = checkpoint.model, checkpoint.preprocess
-    expected, labels = _all(predict_batches(model, images, preprocess, batch_size=BATCH_SIZE))
-    artefact = open_artefact(path, trust_code=True)
-    found, _ = _all(artefact_predictions(artefact, images, BATCH_SIZE))
+    expected, labels = _all(loop.predict_batches(model, images, preprocess, batch_size=BATCH_SIZE))
+    artefact = files.open_artefact(path, trust_code=True)
+    found, _ = _all(exported_model.artefact_predictions(artefact, images, BATCH_SIZE))
     figures = compare_logits(found, expected)
     if not figures["not_finite"]:
         for name, logits in (("torch", expected), ("exported", found)):
-            scores, _ = evaluate_outputs(
+            scores, _ = loop.evaluate_outputs(
                 [(logits, labels)], model.spec.num_classes, checkpoint.temperature
             )
             figures[name] = {key: float(scores[key]) for key in ("top1", "loss", "ece")}
     return figures
 
 
-def _all(batches: Iterable[LabelledLogits]) -> tuple[Tensor, Tensor]:
+def _all(batches: Iterable[loop.LabelledLogits]) -> tuple[Tensor, Tensor]:
     """Return the logits (N, K) and the class numbers (N,) of all batches."""
     logits, labels = zip(*batches, strict=True)
     return torch.cat(logits), torch.cat(labels)
@@ -139,10 +133,10 @@ def compare_logits(found: Float[Tensor, "N K"], expected: Float[Tensor, "N K"]) 
     Raises:
         CheckpointError: torch's own logits are not finite.
     """
-    refuse_not_finite(int((~finite_rows(expected)).sum()), len(expected))
+    metrics.refuse_not_finite(int((~metrics.finite_rows(expected)).sum()), len(expected))
     return {
         "images": len(expected),
-        "not_finite": int((~finite_rows(found)).sum()),
+        "not_finite": int((~metrics.finite_rows(found)).sum()),
         "largest_logit_difference": float((found - expected).abs().max()),
         "relative_logit_error": logit_error(found, expected),
         "agreement": float((found.argmax(1) == expected.argmax(1)).double().mean()),
@@ -164,7 +158,7 @@ def refuse_worse(
         CheckpointError: NaN, accuracy below the bound, logits that differ by more than rounding, or
             int8 that the runtime executes in float32.
     """
-    count = plural(figures["images"], "image")
+    count = messages.plural(figures["images"], "image")
     bound = LOGIT_BOUNDS[description.precision]
     if description.with_preprocessing:
         bound = max(bound, PREPROCESSING_BOUND)
@@ -184,7 +178,7 @@ def refuse_worse(
     }
     for reason, wrong in reasons.items():
         if wrong:
-            raise CheckpointError(f"export refused, {NOT_WRITTEN}: {reason}")
+            raise errors.CheckpointError(f"export refused, {NOT_WRITTEN}: {reason}")
 
 
 def generated_images() -> list[Image]:

@@ -1,7 +1,5 @@
 """Export a checkpoint for another runtime, and check the result before it gets its name."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -15,22 +13,13 @@ from typing import Any
 
 import torch
 
+from vitkit import devices, errors, other_names
 from vitkit.data.datasets.split import Split
 from vitkit.data.images.preprocess import preprocess_images
 from vitkit.data.sources.open import DataSource, kept_data
-from vitkit.devices import on_device
-from vitkit.engines.choose import calibration_images
-from vitkit.engines.openvino_engine import refuse_no_instructions
-from vitkit.engines.registry import ONNX, QUANTISERS, import_runtime, refuse_no_compiler
-from vitkit.errors import CheckpointError, DataError, SettingError
-from vitkit.evaluation.evaluate import (
-    choose_split,
-    open_as_in_training,
-    split_metadata,
-    with_labels_of,
-)
-from vitkit.exporting.artefact import ENDINGS, FORMATS, ArtefactDescription
-from vitkit.exporting.check import NOT_WRITTEN, check_export, refuse_worse
+from vitkit.engines import choose, openvino_engine, registry
+from vitkit.evaluation import evaluate
+from vitkit.exporting import artefact, check, graph
 from vitkit.exporting.files import (
     RuntimeFailure,
     check_opset,
@@ -38,16 +27,12 @@ from vitkit.exporting.files import (
     script_without_vitkit,
     write_artefact,
 )
-from vitkit.exporting.graph import DTYPES
-from vitkit.io.atomic import output_error, sync, sync_folder
-from vitkit.io.caches import file_sha256
-from vitkit.io.results import check_outputs
+from vitkit.io import atomic, caches, results
 from vitkit.messages import did_you_mean, plural
-from vitkit.other_names import refuse_moved_keywords
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import as_checkpoint
 
-PACKAGES = {"onnx": ONNX, "openvino": ("openvino",)}
+PACKAGES = {"onnx": registry.ONNX, "openvino": ("openvino",)}
 """Format -> packages that write and run it."""
 FIGURES_ENDING = ".json"
 """Ending of the file with the figures, after the artefact's name."""
@@ -68,7 +53,7 @@ class ExportReport:
 
     path: Path
     files: tuple[Path, ...]
-    description: ArtefactDescription
+    description: artefact.ArtefactDescription
     figures: dict[str, Any]
 
     @property
@@ -179,7 +164,7 @@ def export(
         CheckpointError: it cannot be exported, or is refused; nothing is left behind.
         DataError, DeviceError, MissingExtraError, OutputError, SettingError: as their names say.
     """
-    refuse_moved_keywords(moved)
+    other_names.refuse_moved_keywords(moved)
     out = Path(out)
     with kept_data(data) as checked_on, kept_data(calibrate) as calibrated_on:
         choice = _Choice(
@@ -189,14 +174,14 @@ def export(
         _check_choice(choice, out)
         checkpoint = as_checkpoint(checkpoint)
         inputs = filter(None, [checkpoint.path])
-        check_outputs(_files(out), inputs=inputs, overwrite=overwrite, flag="OUT")
+        results.check_outputs(_files(out), inputs=inputs, overwrite=overwrite, flag="OUT")
         if checkpoint.model.spec.num_classes == 0:
-            raise CheckpointError(
+            raise errors.CheckpointError(
                 f"{checkpoint.path or 'this model'} has no head and predicts no classes; "
                 "vitkit train --pretrained trains one"
             )
         # the reference is computed where the result runs
-        model = on_device(checkpoint.model, torch.device("cpu"))
+        model = devices.on_device(checkpoint.model, torch.device("cpu"))
         with _temporary_folder(out) as folder:
             description, figures = _write_and_check(
                 replace(checkpoint, model=model), folder / out.name, choice
@@ -214,16 +199,19 @@ def _check_choice(choice: _Choice, out: Path) -> None:
             together.
     """
     to = choice.to
-    for name, value, known in (("to", to, FORMATS), ("precision", choice.precision, [*DTYPES])):
+    for name, value, known in (
+        ("to", to, artefact.FORMATS),
+        ("precision", choice.precision, [*graph.DTYPES]),
+    ):
         if value not in known:
-            raise SettingError(
+            raise errors.SettingError(
                 f"--{name} {value!r} does not exist{did_you_mean(value, known)}; expected "
                 f"{', '.join(known)}"
             )
     int8, calibrated = choice.int8, choice.calibrate is not None
     refusals = {
-        f"OUT {out}: expected a name that ends in {ENDINGS[to]} for --to {to}": (
-            out.suffix != ENDINGS[to]
+        f"OUT {out}: expected a name that ends in {artefact.ENDINGS[to]} for --to {to}": (
+            out.suffix != artefact.ENDINGS[to]
         ),
         "--int8 needs --to openvino and --precision float32, which is that of the other layers": (
             int8 and (to, choice.precision) != ("openvino", "float32")
@@ -237,22 +225,22 @@ def _check_choice(choice: _Choice, out: Path) -> None:
     }
     for message, wrong in refusals.items():
         if wrong:
-            raise SettingError(message)
+            raise errors.SettingError(message)
     if not 0 <= choice.max_drop <= 100:
-        raise SettingError.about("max_drop", choice.max_drop, "must be from 0 to 100 points")
-    for name in (*PACKAGES.get(to, ()), *(QUANTISERS if choice.int8 else ())):
-        import_runtime(name)
+        raise errors.SettingError.about("max_drop", choice.max_drop, "must be from 0 to 100 points")
+    for name in (*PACKAGES.get(to, ()), *(registry.QUANTISERS if choice.int8 else ())):
+        registry.import_runtime(name)
     if choice.opset is not None:
         check_opset(choice.opset)
     if to == "openvino":
-        refuse_no_instructions(f"--precision {choice.precision}", choice.precision)
+        openvino_engine.refuse_no_instructions(f"--precision {choice.precision}", choice.precision)
     if to == "aoti":
-        refuse_no_compiler("--to aoti", "--to torch")
+        registry.refuse_no_compiler("--to aoti", "--to torch")
 
 
 def _write_and_check(
     checkpoint: Checkpoint, path: Path, choice: _Choice
-) -> tuple[ArtefactDescription, dict[str, Any]]:
+) -> tuple[artefact.ArtefactDescription, dict[str, Any]]:
     """Write the artefact and the figures of its check; return its description and the figures.
 
     Raises:
@@ -264,10 +252,10 @@ def _write_and_check(
         images, checked_on = _labelled_images(checkpoint, choice, choice.data)
     inputs, calibrated_on = None, {}
     if choice.calibrate is not None:
-        raw, *source = calibration_images(choice.calibrate, checkpoint, choice.data_root)
+        raw, *source = choose.calibration_images(choice.calibrate, checkpoint, choice.data_root)
         calibrated_on = {"images": len(raw), "data": source[0], "split": source[1]}
         if source == [*checked_on.values()]:
-            raise DataError(
+            raise errors.DataError(
                 f"--calibrate {source[0]}: the split {source[1]} is the one that the model is "
                 "checked on with --data; name other images, such as the training data"
             )
@@ -277,8 +265,8 @@ def _write_and_check(
     description = _describe(checkpoint, choice)
     with _writing(path):
         write_artefact(checkpoint, path, description, choice.opset, inputs)
-    figures = checked_on | check_export(checkpoint, path, description, images)
-    refuse_worse(figures, description, linear_layers(checkpoint), choice.max_drop)
+    figures = checked_on | check.check_export(checkpoint, path, description, images)
+    check.refuse_worse(figures, description, linear_layers(checkpoint), choice.max_drop)
     figures |= {"calibration": calibrated_on, "max_drop": choice.max_drop}
     with _writing(path):
         text = json.dumps(figures, indent=2) + "\n"
@@ -290,21 +278,24 @@ def _labelled_images(
     checkpoint: Checkpoint, choice: _Choice, data: str
 ) -> tuple[Split, dict[str, str]]:
     """Return the user's validation images, and the names of their dataset and split."""
-    dataset = open_as_in_training(checkpoint, data, choice.data_root, None)
+    dataset = evaluate.open_as_in_training(checkpoint, data, choice.data_root, None)
     split = choice.split
     if split is None and "val" in dataset.splits:
         split = "val"
-    split = choose_split(dataset, split)
-    return with_labels_of(checkpoint, dataset, split), {"data": dataset.name, "split": split}
+    split = evaluate.choose_split(dataset, split)
+    return evaluate.with_labels_of(checkpoint, dataset, split), {
+        "data": dataset.name,
+        "split": split,
+    }
 
 
-def _describe(checkpoint: Checkpoint, choice: _Choice) -> ArtefactDescription:
-    source: dict[str, Any] = {"metadata": split_metadata(checkpoint)}
+def _describe(checkpoint: Checkpoint, choice: _Choice) -> artefact.ArtefactDescription:
+    source: dict[str, Any] = {"metadata": evaluate.split_metadata(checkpoint)}
     if checkpoint.path is not None:
         source["name"] = checkpoint.path.name
         if checkpoint.path.is_file():
-            source["sha256"] = file_sha256(checkpoint.path)
-    return ArtefactDescription(
+            source["sha256"] = caches.file_sha256(checkpoint.path)
+    return artefact.ArtefactDescription(
         format=choice.to,
         preprocess=checkpoint.preprocess,
         classes=checkpoint.classes,
@@ -337,13 +328,13 @@ def _temporary_folder(out: Path) -> Iterator[Path]:
         folder = Path(tempfile.mkdtemp(dir=parent, prefix=f".{out.name}.", suffix=".tmp"))
     try:
         yield folder
-    except CheckpointError as error:
+    except errors.CheckpointError as error:
         message = str(error).replace(str(folder / out.name), str(out))
-        if NOT_WRITTEN not in message:
-            message += f"; {NOT_WRITTEN}"
+        if check.NOT_WRITTEN not in message:
+            message += f"; {check.NOT_WRITTEN}"
         if isinstance(error, RuntimeFailure):
             message += ": try another --to or --precision"
-        raise CheckpointError(message) from error
+        raise errors.CheckpointError(message) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -354,7 +345,7 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise output_error(path, error) from error
+        raise atomic.output_error(path, error) from error
 
 
 def _move(folder: Path, out: Path) -> tuple[Path, ...]:
@@ -367,8 +358,8 @@ def _move(folder: Path, out: Path) -> tuple[Path, ...]:
     with _writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         for file in sorted(folder.iterdir(), key=lambda file: file.name == out.name):
-            sync(file)
+            atomic.sync(file)
             os.replace(file, out.parent / file.name)
             placed.append(out.parent / file.name)
-        sync_folder(out.parent)
+        atomic.sync_folder(out.parent)
     return tuple(sorted(placed))

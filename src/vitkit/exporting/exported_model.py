@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from jaxtyping import UInt8
-from torch import Tensor
 
 from vitkit.data.datasets.split import Split
 from vitkit.engines.choose import EngineOptions
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from vitkit.evaluation.result import Evaluation
 
 
-def pixel_batch(image: UInt8[np.ndarray, "H W channels"]) -> UInt8[Tensor, "1 H W 3"]:
+def pixel_batch(image: UInt8[np.ndarray, "H W channels"]) -> UInt8[torch.Tensor, "1 H W 3"]:
     """Return a decoded image as a batch for a graph that takes pixels of any size."""
     if image.shape[2] == 1:
         image = np.repeat(image, 3, axis=2)

@@ -5,8 +5,6 @@ Loading either can run code that is in the file: torch reads pickles and formula
 machine code is code. So it is opened only where its maker is trusted.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -27,22 +25,11 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from vitkit.data.images.decode import BACKGROUND
-from vitkit.engines.engine import without_warnings
-from vitkit.engines.onnxruntime_engine import OPSET, OnnxModel, open_session, to_onnx
-from vitkit.engines.openvino_engine import (
-    OVModel,
-    compile_model,
-    count_int8_layers,
-    quantise,
-    refuse_no_instructions,
-    to_openvino,
-)
-from vitkit.engines.registry import import_runtime, refuse_no_compiler
+from vitkit.engines import engine, onnxruntime_engine, openvino_engine, registry
 from vitkit.errors import CheckpointError, SettingError, VitkitError
 from vitkit.exporting.artefact import ENDINGS, ArtefactDescription
 from vitkit.exporting.graph import DTYPES, exported_program, program_names
-from vitkit.io.caches import file_sha256
-from vitkit.io.untrusted import READ_ERRORS, checked_entries
+from vitkit.io import caches, untrusted
 from vitkit.weights.checkpoint import Checkpoint
 
 KEY = "vitkit"
@@ -70,7 +57,7 @@ def one_line_errors(path: Path, runtime: str, action: str) -> Iterator[None]:
         action: what it was to do: `open`, `run`, or `write` and more words.
     """
     try:
-        with nullcontext() if action == "run" else without_warnings():
+        with nullcontext() if action == "run" else engine.without_warnings():
             yield
     except VitkitError:
         raise
@@ -142,7 +129,7 @@ def read_artefact_description(path: Path) -> ArtefactDescription:
         text, weights = readers[ending](path)
     except CheckpointError:
         raise
-    except (*READ_ERRORS, ElementTree.ParseError, RecursionError) as error:
+    except (*untrusted.READ_ERRORS, ElementTree.ParseError, RecursionError) as error:
         raise CheckpointError(
             f"{path}: truncated, damaged, or not a {ending} model ({first_line(error)}); copy or "
             "export it again"
@@ -175,7 +162,7 @@ def open_artefact(path: str | PathLike[str], *, trust_code: bool = False) -> Art
     description = read_artefact_description(path)
     if description.format == "onnx":
         with one_line_errors(path, "ONNX Runtime", "open"):
-            return Artefact(path, description, open_session(path))
+            return Artefact(path, description, onnxruntime_engine.open_session(path))
     if description.format == "openvino":
         return _open_openvino(path, description)
     if not trust_code:
@@ -185,7 +172,7 @@ def open_artefact(path: str | PathLike[str], *, trust_code: bool = False) -> Art
         )
     with one_line_errors(path, "torch", "open"):
         if description.format == "aoti":
-            module = import_runtime("torch._inductor").aoti_load_package(str(path))
+            module = registry.import_runtime("torch._inductor").aoti_load_package(str(path))
         else:
             module = torch.export.load(path).module()
 
@@ -229,16 +216,18 @@ def write_artefact(
         precision = "float32"
     program = exported_program(checkpoint, dtype=DTYPES[precision], with_preprocessing=pixels)
     if to == "onnx":
-        opset = opset or OPSET
+        opset = opset or onnxruntime_engine.OPSET
         with one_line_errors(path, "torch's exporter", f"write as opset {opset}"):
-            model = to_onnx(program, opset, *program_names(program))
+            model = onnxruntime_engine.to_onnx(program, opset, *program_names(program))
         write_onnx(model, path, description)
     elif to == "openvino":
         with one_line_errors(path, "OpenVINO", "convert"):
-            model = to_openvino(program, program_names(program)[1])
+            model = openvino_engine.to_openvino(program, program_names(program)[1])
         if calibration is not None:
             with one_line_errors(path, "NNCF", "quantise"):
-                model = quantise(model, calibration, layers=linear_layers(checkpoint))
+                model = openvino_engine.quantise(
+                    model, calibration, layers=linear_layers(checkpoint)
+                )
         _write_openvino(model, path, description)
     else:
         _write_torch(program, path, description)
@@ -254,8 +243,8 @@ def _write_torch(program: ExportedProgram, path: Path, description: ArtefactDesc
         MissingExtraError: there is no C++ compiler for machine code.
     """
     if description.format == "aoti":
-        refuse_no_compiler("--to aoti", "--to torch")
-        inductor = import_runtime("torch._inductor")
+        registry.refuse_no_compiler("--to aoti", "--to torch")
+        inductor = registry.import_runtime("torch._inductor")
         with one_line_errors(path, "torch's inductor", "compile"):
             inductor.aoti_compile_and_package(program, package_path=str(path))
     else:
@@ -269,7 +258,7 @@ def _write_torch(program: ExportedProgram, path: Path, description: ArtefactDesc
 def _read_archive(path: Path) -> tuple[str | None, str]:
     """Return the description in an archive, whose checksums are compared."""
     with zipfile.ZipFile(path) as archive:
-        entries = checked_entries(path, archive)
+        entries = untrusted.checked_entries(path, archive)
         damaged = archive.testzip()
         if damaged is not None:
             raise ValueError(f"the checksum of {damaged} differs")
@@ -299,7 +288,7 @@ def check_opset(opset: int) -> None:
     Raises:
         SettingError: too old, or newer than the installed `onnx`.
     """
-    newest = import_runtime("onnx").defs.onnx_opset_version()
+    newest = registry.import_runtime("onnx").defs.onnx_opset_version()
     if not OLDEST_OPSET <= opset <= newest:
         raise SettingError(
             f"--opset {opset} (opset=): expected {OLDEST_OPSET} to {newest}; older ones lack "
@@ -307,7 +296,9 @@ def check_opset(opset: int) -> None:
         )
 
 
-def write_onnx(model: OnnxModel, path: Path, description: ArtefactDescription) -> None:
+def write_onnx(
+    model: onnxruntime_engine.OnnxModel, path: Path, description: ArtefactDescription
+) -> None:
     """Write a model with its description; weights go into a second file only beyond 2 GB."""
     # a graph's size cannot be asked for beyond 2 GB: protobuf writes it to measure it
     weights = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
@@ -315,12 +306,12 @@ def write_onnx(model: OnnxModel, path: Path, description: ArtefactDescription) -
     digest = "" if large else _onnx_digest(model)
     entry = model.metadata_props.add()
     entry.key, entry.value = KEY, replace(description, weights=digest).to_text()
-    import_runtime("onnx").save_model(
+    registry.import_runtime("onnx").save_model(
         model, str(path), save_as_external_data=large, location=path.name + DATA_ENDING
     )
 
 
-def _onnx_digest(model: OnnxModel) -> str:
+def _onnx_digest(model: onnxruntime_engine.OnnxModel) -> str:
     digest = hashlib.sha256()
     for tensor in model.graph.initializer:
         digest.update(tensor.raw_data)
@@ -333,7 +324,7 @@ def _read_onnx(path: Path) -> tuple[str | None, str]:
     Raises:
         CheckpointError: data of it outside of its folder; operators that no runtime has by itself.
     """
-    onnx = import_runtime("onnx")
+    onnx = registry.import_runtime("onnx")
     try:
         model = onnx.load_model(str(path), load_external_data=False)
     except Exception as error:  # protobuf raises a class of its own
@@ -386,15 +377,17 @@ MAX_XML = 200_000_000
 """Bytes of a graph without its weights; those of the largest models have some 10 MB."""
 
 
-def _write_openvino(model: OVModel, path: Path, description: ArtefactDescription) -> None:
+def _write_openvino(
+    model: openvino_engine.OVModel, path: Path, description: ArtefactDescription
+) -> None:
     """Write a model with its description; with precision float16 its weights are stored so."""
     half = description.precision == "float16"
     digest = ""
     with one_line_errors(path, "OpenVINO", "write"):
         for _ in range(2):  # the digest of the weights is known once they are written
             model.set_rt_info(replace(description, weights=digest).to_text(), KEY)
-            import_runtime("openvino").save_model(model, str(path), compress_to_fp16=half)
-            digest = file_sha256(path.with_suffix(".bin"))
+            registry.import_runtime("openvino").save_model(model, str(path), compress_to_fp16=half)
+            digest = caches.file_sha256(path.with_suffix(".bin"))
 
 
 def _read_openvino(path: Path) -> tuple[str | None, str]:
@@ -423,13 +416,13 @@ def _read_openvino(path: Path) -> tuple[str | None, str]:
     entry = root.find(f"rt_info/{KEY}")
     if entry is None:
         return None, ""
-    return entry.get("value"), file_sha256(weights)
+    return entry.get("value"), caches.file_sha256(weights)
 
 
 def _open_openvino(path: Path, description: ArtefactDescription) -> Artefact:
-    refuse_no_instructions(str(path), description.precision)
+    openvino_engine.refuse_no_instructions(str(path), description.precision)
     with one_line_errors(path, "OpenVINO", "open"):
-        compiled = compile_model(path, description.precision)
+        compiled = openvino_engine.compile_model(path, description.precision)
     lock = threading.Lock()  # a compiled model has one request, and a request one output
 
     def run(images: np.ndarray) -> list[np.ndarray]:
@@ -437,7 +430,7 @@ def _open_openvino(path: Path, description: ArtefactDescription) -> Artefact:
             outputs = compiled(images)
             return [np.array(outputs[index]) for index in range(len(compiled.outputs))]
 
-    return Artefact(path, description, run, count_int8_layers(compiled))
+    return Artefact(path, description, run, openvino_engine.count_int8_layers(compiled))
 
 
 # A short script that runs an exported model without vitkit, as a start for a program.

@@ -1,7 +1,5 @@
 """The graph that is exported: preprocessing and model in one program."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -10,10 +8,8 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from vitkit.engines.engine import EXAMPLE_BATCH, INPUT, OUTPUT, export_program
-from vitkit.engines.inference_folds import fold_for_inference
-from vitkit.errors import SettingError
-from vitkit.spec import Preprocess
+from vitkit import errors, spec
+from vitkit.engines import engine, inference_folds
 from vitkit.weights.checkpoint import Checkpoint
 
 # The evaluation transform as a part of the graph: uint8 images of any size to the model's input.
@@ -49,10 +45,10 @@ class PreprocessingGraph(nn.Module):
     std: Tensor
     grey: Tensor
 
-    def __init__(self, preprocess: Preprocess) -> None:
+    def __init__(self, preprocess: spec.Preprocess) -> None:
         super().__init__()
         if preprocess.interpolation == "nearest":
-            raise SettingError(
+            raise errors.SettingError(
                 "preprocessing with interpolation 'nearest' cannot be a part of the graph with the "
                 "same pixels; leave out --with-preprocessing (with_preprocessing=)"
             )
@@ -144,7 +140,7 @@ def _length(pixels: Tensor, axis: int) -> Int64[Tensor, ""]:
 
 
 def _scaled_lengths(
-    size: tuple[Int64[Tensor, ""], Int64[Tensor, ""]], preprocess: Preprocess
+    size: tuple[Int64[Tensor, ""], Int64[Tensor, ""]], preprocess: spec.Preprocess
 ) -> tuple[Int64[Tensor, ""], Int64[Tensor, ""]]:
     """Return (H, W) of the resized image of which the crop is the centre, as `fit` computes it."""
     height, width = size
@@ -185,7 +181,7 @@ def _half_to_even(number: Int64[Tensor, ""]) -> Int64[Tensor, ""]:
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-NAMES = ((INPUT, (OUTPUT,)), ("pixels", ("probabilities", OUTPUT)))
+NAMES = ((engine.INPUT, (engine.OUTPUT,)), ("pixels", ("probabilities", engine.OUTPUT)))
 """Name of the input, and of the outputs, without preprocessing and with it."""
 MAX_SIDE = 2**15
 """The longest side of an image that a graph with preprocessing takes, in pixels."""
@@ -247,16 +243,18 @@ def exported_program(
     Raises:
         SettingError: torch cannot export the model, or preprocessing that cannot be in the graph.
     """
-    folded = fold_for_inference(checkpoint.model).cpu().to(dtype).requires_grad_(False)
+    folded = (
+        inference_folds.fold_for_inference(checkpoint.model).cpu().to(dtype).requires_grad_(False)
+    )
     model: nn.Module = ExportedModel(folded, dtype)
     preprocess = checkpoint.preprocess
     if not with_preprocessing:
-        example = torch.zeros(EXAMPLE_BATCH, preprocess.channels, *preprocess.image_size)
-        return export_program(model.eval(), example)
+        example = torch.zeros(engine.EXAMPLE_BATCH, preprocess.channels, *preprocess.image_size)
+        return engine.export_program(model.eval(), example)
     model = PixelModel(model, PreprocessingGraph(preprocess), checkpoint.temperature)
-    example = torch.zeros(EXAMPLE_BATCH, *EXAMPLE_SIZE, 3, dtype=torch.uint8)
+    example = torch.zeros(engine.EXAMPLE_BATCH, *EXAMPLE_SIZE, 3, dtype=torch.uint8)
     sides = {1: Dim("height", min=2, max=MAX_SIDE), 2: Dim("width", min=2, max=MAX_SIDE)}
-    return export_program(model.eval(), example, sides)
+    return engine.export_program(model.eval(), example, sides)
 
 
 def program_names(program: ExportedProgram) -> tuple[str, tuple[str, ...]]:

@@ -12,8 +12,6 @@ only costs time. All caches are used alike:
 `FileCache` (rows about files) and `cached_index` (columns about one file) are built on these two.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

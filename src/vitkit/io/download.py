@@ -4,8 +4,6 @@ Files of the Hugging Face Hub are downloaded by `huggingface_hub`. A download th
 again by the next call; nothing is resumed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import ipaddress
@@ -23,10 +21,8 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, unquote, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from vitkit.errors import CheckpointError, VitkitError
-from vitkit.io.atomic import output_error
-from vitkit.io.caches import cache_folder, caching, file_sha256, is_whole
-from vitkit.messages import progress_bar
+from vitkit import errors, messages
+from vitkit.io import atomic, caches
 
 WEB_SCHEMES = ("http", "https")
 TIMEOUT = 30.0
@@ -63,7 +59,7 @@ def download(
     size: int | None = None,
     sha256: str = "",
     rehash: bool = True,
-    error: type[VitkitError] = CheckpointError,
+    error: type[errors.VitkitError] = errors.CheckpointError,
 ) -> Path:
     """Return the file at a web address, from the user's cache or downloaded into it.
 
@@ -81,19 +77,19 @@ def download(
     """
     try:
         path = cached_path(address)
-        if is_whole(path, rehash=rehash, sha256=sha256):
+        if caches.is_whole(path, rehash=rehash, sha256=sha256):
             return path
-        with caching(path.parent) as folder:
+        with caches.caching(path.parent) as folder:
             temporary = folder / path.name
             with temporary.open("wb") as file:
                 receive(address, file, size=size, title=path.name)
-            digest = file_sha256(temporary)
+            digest = caches.file_sha256(temporary)
             if not digest.startswith(sha256.lower()):
                 raise WebError(f"expected SHA-256 {sha256}, got {digest[: max(len(sha256), 16)]}")
     except WebError as problem:
         raise error(f"{address}: {problem}") from None
     except OSError as problem:
-        raise output_error(path, problem) from None
+        raise atomic.output_error(path, problem) from None
     return path
 
 
@@ -110,7 +106,7 @@ def cached_path(address: str) -> Path:
         raise WebError("expected an address that ends in the name of a file")
     # so that files of the same name do not collide
     digest = hashlib.sha256(address.encode()).hexdigest()[:12]
-    return cache_folder() / f"{parts.hostname}-{digest}" / name
+    return caches.cache_folder() / f"{parts.hostname}-{digest}" / name
 
 
 def receive(
@@ -150,7 +146,7 @@ def receive(
         length = response.length
         _compare(length, size)
         if title:
-            bar = progress_bar(length, title, in_bytes=True)
+            bar = messages.progress_bar(length, title, in_bytes=True)
         with bar as advance:
             for chunk in _chunks(response):
                 received += len(chunk)

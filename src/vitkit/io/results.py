@@ -4,8 +4,6 @@ One rule for every command: a file that is an input is never replaced, and anoth
 only with `--overwrite`.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """Files of others: strict JSON, and checks of zip archives before anything is unpacked."""
 
-from __future__ import annotations
-
 import json
 import stat
 import struct

@@ -4,8 +4,6 @@
 Words" (arXiv 2010.11929), appendix A, Eq. 5-8. q, k, v = theirs; our h = their D_h = d_k.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, overload

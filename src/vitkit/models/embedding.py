@@ -3,8 +3,6 @@
 z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos. `PatchEmbedding` is x_p E, `Embedding` the rest.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The Transformer encoder: Eq. 2 and 3 of "An Image is Worth 16x16 Words", L times, then a norm."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, get_args

@@ -5,8 +5,6 @@
 and R+Ti/16 none: its name counts one stride of 2 only, its 8 x 8 patches are 32 pixels apart.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple, TypeAlias, get_args
 
 import torch

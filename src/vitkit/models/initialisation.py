@@ -1,7 +1,5 @@
 """Initial weights by name: each scheme is that of a published implementation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from functools import partial

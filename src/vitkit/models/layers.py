@@ -3,8 +3,6 @@
 The lowest file of `models`: MLP, attention, encoder and readout take these layers from here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial

@@ -3,8 +3,6 @@
 Or a gated one, SwiGLU: "GLU Variants Improve Transformer" (arXiv 2002.05202), Eq. 6.
 """
 
-from __future__ import annotations
-
 from typing import get_args
 
 from jaxtyping import Float

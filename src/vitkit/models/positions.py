@@ -4,8 +4,6 @@ A table is (1, T, D) and is added to the tokens (Eq. 1); its prefix rows may be 
 are resampled for images of another size (Sec. 3.2), fixed ones computed for the grid at hand.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -3,8 +3,6 @@
 A name that timm knows, such as `vit_base_patch16_224`, means what timm computes by that name.
 """
 
-from __future__ import annotations
-
 import functools
 import tomllib
 from importlib import resources

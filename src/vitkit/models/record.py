@@ -1,7 +1,5 @@
 """`Record`: a request to keep attention maps and tokens of a forward pass."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

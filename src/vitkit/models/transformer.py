@@ -1,7 +1,5 @@
 """The original Transformer: "Attention Is All You Need" (arXiv 1706.03762), Sec. 3."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The Vision Transformer: Eq. 1 to 4 of "An Image is Worth 16x16 Words" (arXiv 2010.11929)."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn

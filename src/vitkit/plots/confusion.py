@@ -1,7 +1,5 @@
 """The confusion matrix of classes as a figure."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 
@@ -12,8 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, PowerNorm
 from matplotlib.ticker import MaxNLocator
 
-from vitkit.messages import escape, percent
-from vitkit.plots import MAX_CLASSES
+from vitkit import messages, plots
 from vitkit.plots.figure import BELOW, NotebookFigure, new_figure, wrap
 
 MOST_NAMED = 100
@@ -49,8 +46,8 @@ def draw_confusion(
         classes: the K names.
         title: the name of the data; none if empty.
     """
-    assert len(classes) <= MAX_CLASSES, "checked before the counts are gathered"
-    names = [escape(name) for name in classes]
+    assert len(classes) <= plots.MAX_CLASSES, "checked before the counts are gathered"
+    names = [messages.escape(name) for name in classes]
     # inches: a column of a paper, up to a whole page
     side = max(2.4, min(0.85 * len(names), 4 + 0.06 * len(names), 8.0))
     shares = row_shares(counts)
@@ -62,9 +59,9 @@ def draw_confusion(
         shown = axes.imshow(drawn, cmap=blues, norm=PowerNorm(0.5, 0, 100), interpolation="none")
         right, images = int(np.trace(counts)), int(counts.sum())
         line = f"{right:,} of {images:,} images right"
-        line += f" ({percent(right / images)})" if images else ""
+        line += f" ({messages.percent(right / images)})" if images else ""
         # a name may have a dollar sign, which would begin a formula
-        axes.set_title(f"{escape(title)}: {line}" if title else line, parse_math=False)
+        axes.set_title(f"{messages.escape(title)}: {line}" if title else line, parse_math=False)
         axes.set(xlabel="predicted class", ylabel="true class")
         cell = side * POINTS / len(names)
         if len(names) <= MOST_NAMED:

@@ -1,7 +1,5 @@
 """Curves as figures: of a run, the search for a learning rate, calibration, and a model's depth."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

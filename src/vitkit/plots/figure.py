@@ -3,8 +3,6 @@
 Modules that draw import matplotlib, so they are imported in the functions that need them.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import textwrap

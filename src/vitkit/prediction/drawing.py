@@ -1,7 +1,5 @@
 """Drawings of predictions: an image with the most probable classes below it."""
 
-from __future__ import annotations
-
 import textwrap
 from functools import cache
 from pathlib import Path

@@ -7,16 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitkit.devices import on_device, resolve_device
-from vitkit.errors import ImageError, SettingError
+from vitkit import devices, errors, messages
+from vitkit.explaining import files, measure, methods
 from vitkit.explaining.explain import ImageExplainer
 from vitkit.explaining.explanation import Explanation
 from vitkit.explaining.faithfulness import FaithfulnessReport, check_measurable
-from vitkit.explaining.files import draw_attention_sheet
-from vitkit.explaining.measure import ModelMeasurement
-from vitkit.explaining.methods import choose_method, method_options
 from vitkit.explaining.model import ModelExplanation
-from vitkit.messages import plural
 from vitkit.prediction.find import Images, as_list
 from vitkit.prediction.images import AnyImage, name_in_messages, read_any_image
 from vitkit.prediction.predictor import Predictor
@@ -71,7 +67,7 @@ def explain(
     """
     # before the weights are loaded
     options = {"layer": layer, "head": head, **options}
-    options = method_options(choose_method(method, options)[0], options)
+    options = methods.method_options(methods.choose_method(method, options)[0], options)
     return _explainer(checkpoint, image, device, class_name, faithfulness).explain(
         method, **options
     )
@@ -106,23 +102,27 @@ def faithfulness_report(
         ImageError, DataError, CheckpointError, DeviceError: the message names the wrong value.
     """
     # before the weights are loaded
-    chosen, _ = choose_method(method, options)
-    options = method_options(chosen, options)
+    chosen, _ = methods.choose_method(method, options)
+    options = methods.method_options(chosen, options)
     checkpoint = as_checkpoint(checkpoint)
     check_measurable(checkpoint.model, chosen)
-    checkpoint = replace(checkpoint, model=on_device(checkpoint.model, resolve_device(device)))
+    checkpoint = replace(
+        checkpoint, model=devices.on_device(checkpoint.model, devices.resolve_device(device))
+    )
     scores = []
     for number, image in enumerate(as_list(images)):
         pixels = read_any_image(image, name_in_messages(image, number))
         explainer = ImageExplainer(checkpoint, pixels, faithfulness=True)
         found = explainer.explain(chosen.name, **options).faithfulness
         if found is None:
-            raise SettingError(
+            raise errors.SettingError(
                 f"maps of {chosen.name} are not finite (NaN or infinity); use the model in float32"
             )
         scores.append(found)
     if not scores:
-        raise SettingError("faithfulness cannot be measured without images; expected 1 or more")
+        raise errors.SettingError(
+            "faithfulness cannot be measured without images; expected 1 or more"
+        )
     return FaithfulnessReport(chosen.name, options, tuple(scores))
 
 
@@ -145,7 +145,7 @@ def plot_attention_sheet(
     Raises:
         ImageError, CheckpointError, DeviceError: the message names the wrong value.
     """
-    return draw_attention_sheet(_explainer(checkpoint, image, device))
+    return files.draw_attention_sheet(_explainer(checkpoint, image, device))
 
 
 def _explainer(
@@ -158,7 +158,7 @@ def _explainer(
     """Return the explainer of an image, with the model on its device."""
     checkpoint = as_checkpoint(checkpoint)
     pixels = read_any_image(image)
-    model = on_device(checkpoint.model, resolve_device(device))
+    model = devices.on_device(checkpoint.model, devices.resolve_device(device))
     return ImageExplainer(replace(checkpoint, model=model), pixels, class_name, faithfulness)
 
 
@@ -197,7 +197,7 @@ def explain_model(
     """
     measurement = CheckpointMeasurement(checkpoint, device=device)
     for measured in measurement.add(images):
-        if isinstance(measured, ImageError):
+        if isinstance(measured, errors.ImageError):
             raise measured
     return measurement.result(name)
 
@@ -215,8 +215,10 @@ class CheckpointMeasurement:
 
     def __init__(self, checkpoint: Checkpoint | str | Path, *, device: str = "auto") -> None:
         self.checkpoint = as_checkpoint(checkpoint)
-        model_device = resolve_device(device)
-        self._measurement = ModelMeasurement(on_device(self.checkpoint.model, model_device))
+        model_device = devices.resolve_device(device)
+        self._measurement = measure.ModelMeasurement(
+            devices.on_device(self.checkpoint.model, model_device)
+        )
         preprocess = self.checkpoint.preprocess
         # A predictor reads, skips and batches the images; its "logits" are the largest norms.
         self._predictor = Predictor(
@@ -226,7 +228,7 @@ class CheckpointMeasurement:
             batch_size=self._measurement.batch_size(preprocess.image_size),
         )
 
-    def add(self, images: Images) -> Iterator[Float[Tensor, " 1"] | ImageError]:
+    def add(self, images: Images) -> Iterator[Float[Tensor, " 1"] | errors.ImageError]:
         """Measure images, a batch at a time; memory does not grow with their pixels.
 
         Args:
@@ -252,8 +254,8 @@ def _name_of(checkpoint: Checkpoint) -> str:
     spec = checkpoint.model.spec
     height, width = spec.patch_size
     size = (
-        f"ViT with {plural(spec.depth, 'block')} of width {spec.width}, "
-        f"{plural(spec.num_heads, 'head')}, patches of "
+        f"ViT with {messages.plural(spec.depth, 'block')} of width {spec.width}, "
+        f"{messages.plural(spec.num_heads, 'head')}, patches of "
         f"{height} x {width} pixels"
     )
     path = checkpoint.path

@@ -1,7 +1,5 @@
 """True labels of predicted images: classes matched by name, and correct predictions counted."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

@@ -18,19 +18,15 @@ from jaxtyping import Float, Int64, UInt8
 from PIL import Image
 from torch import Tensor
 
+from vitkit import messages, process, spec
 from vitkit.data.images.preprocess import fit, normalise
 from vitkit.engines.choose import EngineOptions, engine_of
 from vitkit.errors import CheckpointError, ImageError, SettingError, UserCodeError, check_type
 from vitkit.evaluation.metrics import finite_rows, refuse_not_finite
-from vitkit.exporting.artefact import is_artefact
-from vitkit.exporting.exported_model import pixel_batch
-from vitkit.exporting.files import open_artefact
-from vitkit.messages import plural
+from vitkit.exporting import artefact, exported_model, files
 from vitkit.plots.html import html_bars
 from vitkit.prediction.find import Images, as_list
 from vitkit.prediction.images import AnyImage, name_in_messages, read_any_image
-from vitkit.process import available_cores
-from vitkit.spec import Preprocess
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import as_checkpoint
 
@@ -93,7 +89,7 @@ class Predictor:
     def __init__(
         self,
         forward: Callable[[Tensor], Tensor] | str | PathLike[str],
-        preprocess: Preprocess | None = None,
+        preprocess: spec.Preprocess | None = None,
         classes: Sequence[str] = (),
         *,
         device: torch.device | str = "cpu",
@@ -103,13 +99,13 @@ class Predictor:
     ) -> None:
         given: Any = forward
         self._takes_pixels = False
-        if isinstance(given, str | PathLike) and is_artefact(given):
+        if isinstance(given, str | PathLike) and artefact.is_artefact(given):
             if preprocess is not None or classes or temperature is not None:
                 raise SettingError(
                     f"Predictor({fspath(given)!r}): an exported model has its preprocessing, "
                     "classes and temperature inside; pass its path alone"
                 )
-            given = open_artefact(given, trust_code=trust_code)
+            given = files.open_artefact(given, trust_code=trust_code)
             found = given.description
             preprocess, classes, temperature = found.preprocess, found.classes, found.temperature
             self._takes_pixels = found.with_preprocessing
@@ -122,7 +118,7 @@ class Predictor:
                 f"vitkit.Predictor.from_checkpoint({shown})"
             )
         expected = "its preprocessing as the second argument, such as checkpoint.preprocess"
-        check_type(preprocess, Preprocess, "Predictor", expected)
+        check_type(preprocess, spec.Preprocess, "Predictor", expected)
         assert preprocess is not None, "checked above"
         if temperature is None:
             temperature = 1.0
@@ -235,7 +231,7 @@ class Predictor:
         for logits, results in self._batches(images):
             if self.classes and len(self.classes) != logits.shape[1]:
                 raise SettingError(
-                    f"{plural(len(self.classes), 'class')} given, but the model returns "
+                    f"{messages.plural(len(self.classes), 'class')} given, but the model returns "
                     f"{logits.shape[1]} logits; name one class for each"
                 )
             # by the logits, as several probabilities may be rounded to 0
@@ -296,7 +292,7 @@ class Predictor:
         """Yield the outputs of each batch, and the name or the error of each of its images."""
         images = as_list(images)
         # decoders and resizing release the interpreter lock, so threads are enough
-        pool = ThreadPoolExecutor(min(MAX_DECODER_THREADS, available_cores()))
+        pool = ThreadPoolExecutor(min(MAX_DECODER_THREADS, process.available_cores()))
         waiting: deque[list[tuple[str, Future[ResizedImage | ImageError]]]] = deque()
         try:
             numbered = enumerate(images)
@@ -354,7 +350,7 @@ class Predictor:
     def _outputs(self, pixels: Sequence[ResizedImage]) -> Float[Tensor, "B K"]:
         """Return the outputs of prepared images: of one batch, or one by one in their own sizes."""
         if self._takes_pixels:
-            batches = [pixel_batch(image) for image in pixels]
+            batches = [exported_model.pixel_batch(image) for image in pixels]
         else:
             batches = [normalise(torch.from_numpy(np.stack(pixels)), self.preprocess)]
         found = []
@@ -365,7 +361,7 @@ class Predictor:
             if not isinstance(outputs, Tensor) or len(shape) != 2 or shape[0] != len(images):
                 raise UserCodeError(
                     f"forward returned a {type(outputs).__name__} of shape {shape}; expected a "
-                    f"tensor with a row for each of the {plural(len(images), 'image')}, "
+                    f"tensor with a row for each of the {messages.plural(len(images), 'image')}, "
                     f"({len(images)}, K)"
                 )
             found.append(outputs.float().cpu())

@@ -1,7 +1,5 @@
 """The page that compares runs."""
 
-from __future__ import annotations
-
 import string
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -10,12 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitkit.errors import DataError, OutputError
+from vitkit import errors, messages
 from vitkit.evaluation.comparison import Comparison
 from vitkit.evaluation.metrics import Metrics
 from vitkit.evaluation.result import ClassScore, Evaluation
 from vitkit.io.atomic import write_bytes
-from vitkit.messages import escape
 from vitkit.plots.html import page_templates, render_page
 from vitkit.training.monitoring.figures import LearningCurves
 from vitkit.weights.inspection import inspect
@@ -83,9 +80,9 @@ def write_comparison(comparison: Comparison, path: Path) -> None:
         page_templates("vitkit.reporting"),
         "compare.html",
         generator=GENERATOR,
-        runs=[(letter, escape(name)) for letter, name in zip(letters, names, strict=True)],
+        runs=[(letter, messages.escape(name)) for letter, name in zip(letters, names, strict=True)],
         letters=letters,
-        verdicts=[escape(pair.verdict) for pair in comparison.pairs],
+        verdicts=[messages.escape(pair.verdict) for pair in comparison.pairs],
         repeats=comparison.repeats,
         scores=score_rows(evaluations),
         settings=_different(settings),
@@ -111,16 +108,16 @@ def _different(settings: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[st
     """Return the settings in which the runs differ, with the value of each run."""
     rows = []
     for key in dict.fromkeys(key for one in settings for key in one):
-        values = [escape(str(one.get(key, ""))) for one in settings]
+        values = [messages.escape(str(one.get(key, ""))) for one in settings]
         if len(set(values)) > 1:
-            rows.append((escape(key), values))
+            rows.append((messages.escape(key), values))
     return rows
 
 
 def _class_rows(evaluations: Sequence[Evaluation]) -> list[tuple[str, list[ClassScore]]]:
     """Return the score of each run on each class that has images."""
     by_run = [{score.name: score for score in one.per_class} for one in evaluations]
-    return [(escape(name), [scores[name] for scores in by_run]) for name in by_run[0]]
+    return [(messages.escape(name), [scores[name] for scores in by_run]) for name in by_run[0]]
 
 
 def _curves(names: Mapping[str, str]) -> dict[str, Any]:
@@ -132,7 +129,7 @@ def _curves(names: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Mapping[str, np.ndarray]] = {}
     for letter, name in names.items():
         # none without a complete epoch, as of a checkpoint
-        with suppress(DataError, OutputError):
+        with suppress(errors.DataError, errors.OutputError):
             if len(found) < MOST_CURVES:
                 found[letter] = LearningCurves.read(name).columns
     svg = ""

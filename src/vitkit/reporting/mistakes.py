@@ -1,7 +1,5 @@
 """The sections of images: the most confident mistakes with maps, and suspected wrong labels."""
 
-from __future__ import annotations
-
 import csv
 import io
 import time
@@ -15,10 +13,9 @@ import numpy as np
 import torch
 from PIL import Image
 
+from vitkit import devices, errors
 from vitkit.data.datasets.split import LabelChange, Split, read_label_changes
 from vitkit.data.images.decode import as_rgb
-from vitkit.devices import on_device, resolve_device
-from vitkit.errors import DataError, SettingError, VitkitError
 from vitkit.evaluation.evaluate import with_labels_of
 from vitkit.evaluation.features import (
     FOLDS,
@@ -101,7 +98,7 @@ def mistakes(run: ReportedRun) -> dict[str, Any]:
         if checkpoint and split and one.image and not unexplained and time.monotonic() < end:
             try:
                 one = replace(one, explanation=_explain(checkpoint, split, one.number))
-            except VitkitError as error:
+            except errors.VitkitError as error:
                 unexplained = f"The mistakes are not explained: {error}."
         shown.append(one)
     return {
@@ -219,12 +216,12 @@ def write_suspects(run: ReportedRun, split: str, device: str = "auto") -> None:
     """
     checkpoint, dataset = run.checkpoint, run.dataset
     if checkpoint is None or dataset is None:
-        raise DataError(f"--suspects: {run.problem.rstrip('.')}")
+        raise errors.DataError(f"--suspects: {run.problem.rstrip('.')}")
     if split not in dataset.splits:
         expected = f"{dataset.name} has the splits {', '.join(dataset.splits)}"
-        raise SettingError.about("suspects", split, expected)
-    chosen = resolve_device(device)
-    model = on_device(checkpoint.model, chosen)
+        raise errors.SettingError.about("suspects", split, expected)
+    chosen = devices.resolve_device(device)
+    model = devices.on_device(checkpoint.model, chosen)
     features, _ = extract_features(model, dataset, split, checkpoint.preprocess, device=chosen)
     checkpoint.model.to("cpu")  # as the other sections expect it
     # numbered as the classes of the checkpoint
@@ -268,7 +265,7 @@ def suspects(run: ReportedRun) -> dict[str, Any]:
     dataset, data = run.dataset, run.data
     earlier: Sequence[LabelChange] = ()
     if run.relabel_file:  # a new list needs the corrections that the run was trained with, too
-        with suppress(DataError):
+        with suppress(errors.DataError):
             earlier = read_label_changes(run.relabel_file).changes
     output = run.root.with_name(f"{run.root.resolve().name}-relabelled")
     relabel = ("--relabel", "relabel.csv")

@@ -1,7 +1,5 @@
 """Write the report of a run: `vitkit report RUN`, and the page after each training."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from datetime import datetime
@@ -10,11 +8,9 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from vitkit.errors import Interrupted, check_type
-from vitkit.io.atomic import write_bytes
-from vitkit.io.results import check_outputs
+from vitkit import errors, process
+from vitkit.io import atomic, results
 from vitkit.plots.html import page_templates, render_page
-from vitkit.process import raise_on_signal
 from vitkit.reporting.mistakes import holds_suspects, write_suspects
 from vitkit.reporting.run import Missing, ReportedRun
 from vitkit.reporting.sections import SECTIONS
@@ -52,17 +48,19 @@ def report(
         SettingError, DataError, DeviceError: a split that cannot be searched.
         OutputError: no such run, or an output that exists or cannot be written.
     """
-    check_type(run, (str, PathLike), "report", "the path of a run folder, such as result.run")
+    errors.check_type(
+        run, (str, PathLike), "report", "the path of a run folder, such as result.run"
+    )
     found = ReportedRun(run)
     path = found.folder.report if output is None else Path(output)
     own = path.absolute() == found.folder.report.absolute()  # a run may replace its own report
-    check_outputs([path], (".html",), overwrite=overwrite or own, flag="--output")
+    results.check_outputs([path], (".html",), overwrite=overwrite or own, flag="--output")
     if suspects is not None:
         own = holds_suspects(found)  # an earlier list of vitkit
         table = found.folder.suspects
-        check_outputs([table], overwrite=overwrite or own, flag="--suspects")
+        results.check_outputs([table], overwrite=overwrite or own, flag="--suspects")
         write_suspects(found, suspects, device)
-    write_bytes(path, page(found).encode("utf-8", "replace"))
+    atomic.write_bytes(path, page(found).encode("utf-8", "replace"))
     return path
 
 
@@ -84,9 +82,9 @@ def report_after_training(result: TrainResult, *, quiet: bool) -> Path | None:
     if not folder.config.exists() or not is_first:
         return None
     try:
-        with raise_on_signal(folder.resume_hint):
+        with process.raise_on_signal(folder.resume_hint):
             return report(folder.root)
-    except Interrupted:
+    except errors.Interrupted:
         raise
     except Exception as error:  # noqa: BLE001 - a report must never fail a run
         reason = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -25,14 +25,12 @@ from torch import Tensor
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.split import Split
 from vitkit.errors import DataError, ImageError, OutputError, SettingError, VitkitError
-from vitkit.evaluation.evaluate import open_as_in_training, with_labels_of
+from vitkit.evaluation import evaluate, prediction_table
 from vitkit.evaluation.metrics import Metrics
-from vitkit.evaluation.prediction_table import PREDICTIONS_HEADER
 from vitkit.evaluation.temperature import HeldOutLogits
 from vitkit.io.results import MEMORY_PREFIX
 from vitkit.messages import escape, nearest_parent, plural
-from vitkit.training.config.meaning import Settings
-from vitkit.training.config.merging import read_yaml
+from vitkit.training.config import meaning, merging
 from vitkit.training.monitoring.figures import LearningCurves
 from vitkit.training.run_folder import RunFolder
 from vitkit.weights.checkpoint import Checkpoint
@@ -106,10 +104,10 @@ class ReportedRun:
         return escape(f"{model} on {self.data}{day}")
 
     @cached_property
-    def settings(self) -> Settings:
+    def settings(self) -> meaning.Settings:
         """The settings of config.yaml; empty where it cannot be read."""
         try:
-            return read_yaml(self.folder.config)
+            return merging.read_yaml(self.folder.config)
         except SettingError:
             return {}
 
@@ -143,7 +141,7 @@ class ReportedRun:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the training has shown them
-                return open_as_in_training(checkpoint, str(data), root, None, relabel)
+                return evaluate.open_as_in_training(checkpoint, str(data), root, None, relabel)
         except (VitkitError, OSError) as error:
             self.problem = f"The images are not shown: {error}."
             return None
@@ -167,7 +165,9 @@ class ReportedRun:
         elif not names and last < len(split):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                labels = with_labels_of(self.checkpoint, self.dataset, predictions.split).labels
+                labels = evaluate.with_labels_of(
+                    self.checkpoint, self.dataset, predictions.split
+                ).labels
             if np.array_equal(labels[predictions.places], predictions.labels):
                 return split
         self.problem = "The images are not shown: the data have changed since the run."
@@ -376,7 +376,7 @@ def _read_predictions(path: Path, classes: Sequence[str]) -> Predictions:
         # not `splitlines`, which also splits at characters such as U+2028, which a name may have
         with path.open(encoding="utf-8", errors="replace", newline="") as file:
             header, *rows = list(csv.reader(file)) or [[]]
-        if tuple(header) != PREDICTIONS_HEADER or not rows:
+        if tuple(header) != prediction_table.PREDICTIONS_HEADER or not rows:
             raise ValueError
         numbers = {name: number for number, name in enumerate(classes)}
         labels, predicted = (

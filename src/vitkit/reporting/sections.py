@@ -1,7 +1,5 @@
 """The sections of the report, in their order; a new one is a function, a template and a line."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -14,13 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from vitkit import errors, plots
 from vitkit.data.images.decode import as_rgb
 from vitkit.data.images.preprocess import preprocess_images
-from vitkit.errors import ImageError, VitkitError
 from vitkit.evaluation.intervals import wilson_interval
 from vitkit.io.results import MEMORY_PREFIX
 from vitkit.messages import escape
-from vitkit.plots import MAX_CLASSES
 from vitkit.reporting.comparison import score_rows
 from vitkit.reporting.mistakes import MOST_IN_A_TABLE, SPLITS, mistakes, suspects
 from vitkit.reporting.run import Missing, Predictions, ReportedRun, data_address
@@ -148,9 +145,9 @@ def confusion(run: ReportedRun) -> dict[str, Any]:
     """Return the confusion matrix: a table with links, or an image where classes are many."""
     predictions = run.predictions
     size = len(predictions.classes)
-    if size > MAX_CLASSES:
+    if size > plots.MAX_CLASSES:
         raise Missing(
-            f"A confusion matrix is drawn of up to {MAX_CLASSES:,} classes, and there are "
+            f"A confusion matrix is drawn of up to {plots.MAX_CLASSES:,} classes, and there are "
             f"{size:,}. This command writes it as a table.",
             run.command("eval", run.root, run.data, "--confusion", run.root / "confusion.csv"),
         )
@@ -226,7 +223,7 @@ def learned(run: ReportedRun) -> dict[str, Any]:
             measurement.add(preprocess_images(images[begin : begin + size], preprocess))
         found = measurement.result(run.name)
         content = encode_png(found.plot(), dpi=SHEET_DPI)
-    except VitkitError as error:
+    except errors.VitkitError as error:
         raise Missing(f"The sheet cannot be drawn: {error}.", command) from None
     image, lines = data_address(content, "png"), found.lines()
     return {"image": image, "measured": len(images), "lines": lines, "command": command}
@@ -242,7 +239,7 @@ def _unseen_images(run: ReportedRun) -> list[np.ndarray]:
     # from all of the split, which is often in the order of its classes
     places = np.linspace(0, len(split) - 1, min(MEASURED, len(split))).round().astype(int)
     for place in places.tolist():
-        with suppress(ImageError, OSError):
+        with suppress(errors.ImageError, OSError):
             found.append(as_rgb(split.read(place)))
     return found
 

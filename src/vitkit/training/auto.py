@@ -8,8 +8,6 @@ read once, at the end, for the winner.
 The training of a candidate ends by the deadline, and makes at least one epoch.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time
@@ -22,25 +20,18 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Bool
-from torch import Tensor
 
-from vitkit.devices import on_device
-from vitkit.distributed import has_rank
+from vitkit import devices, distributed, process
 from vitkit.errors import Interrupted, NonFiniteError, SettingError
-from vitkit.evaluation.features import extract_features, knn
-from vitkit.evaluation.intervals import SIGNIFICANCE_LEVEL, mcnemar, wilson_interval
-from vitkit.evaluation.loop import evaluate_outputs, predict_batches
+from vitkit.evaluation import features, intervals, loop
 from vitkit.evaluation.metrics import Metrics
 from vitkit.io.atomic import write_bytes
 from vitkit.messages import flag_name, plural
-from vitkit.process import raise_on_signal
-from vitkit.training.config.meaning import Settings, fields_where
-from vitkit.training.config.merging import layered
+from vitkit.training import initial_weights, recipes
+from vitkit.training.config import meaning, merging
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.initial_weights import make_model
 from vitkit.training.monitoring.run_log import Display
 from vitkit.training.plan import make_plan
-from vitkit.training.recipes import recipe
 from vitkit.training.recipes.defaults import MOST_EPOCHS, ImageStatistics
 from vitkit.training.run import TrainResult
 from vitkit.training.run_folder import RunFolder, check_output, locked, new_folder
@@ -74,7 +65,7 @@ def run_search(config: TrainConfig, clock: Callable[[], float] = time.monotonic)
     """
     # Refused before the data are read, which may take minutes.
     check_output(config)
-    with raise_on_signal():
+    with process.raise_on_signal():
         search = _Search(config, clock)
         folder = search.folder = new_folder(replace(config, model="auto"), search.log)
         with locked(folder.root):
@@ -105,14 +96,16 @@ def parse_budget(budget: str) -> float:
     )
 
 
-def _shared_settings(config: TrainConfig) -> Settings:
+def _shared_settings(config: TrainConfig) -> meaning.Settings:
     """Return the user's settings for all candidates; refuse those that the search decides."""
     # processes that measure times of their own would not decide alike
-    if has_rank():
+    if distributed.has_rank():
         raise SettingError("--auto runs in one process; start it without torchrun")
     given, defaults = config.to_json(), TrainConfig(data=config.data).to_json()
     changed = {name for name in given if given[name] != defaults[name]}
-    decided = [name for name in fields_where(TrainConfig, with_auto="refused") if name in changed]
+    decided = [
+        name for name in meaning.fields_where(TrainConfig, with_auto="refused") if name in changed
+    ]
     # With weights, `model` selects published ones; from scratch, the search chooses the size.
     if config.model is not None and config.pretrained is None:
         decided.append("model")
@@ -124,7 +117,7 @@ def _shared_settings(config: TrainConfig) -> Settings:
             f"--auto chooses {', '.join(map(flag_name, decided))} itself; leave {pronoun} out, or "
             "train without --auto"
         )
-    passed_on = fields_where(TrainConfig, with_auto="passed on")
+    passed_on = meaning.fields_where(TrainConfig, with_auto="passed on")
     return {name: given[name] for name in passed_on if name in changed or name == "data"}
 
 
@@ -151,7 +144,7 @@ class _Search:
         self._display = Display(total=0, done=0, quiet=config.quiet)
         self.lines: list[str] = []
         # of no steps: the plan is for the data, the device and the weights
-        start: Settings = {"pretrained": self.pretrained, "batch_size": 1, "epochs": 1}
+        start: meaning.Settings = {"pretrained": self.pretrained, "batch_size": 1, "epochs": 1}
         if self.pretrained is None:
             start |= {"spec": PIXEL_SPEC, "fit": "squash"}
         self.plan = make_plan(TrainConfig(**self.settings | start))
@@ -163,7 +156,9 @@ class _Search:
                 "--val-fraction above 0"
             )
         self.statistics = ImageStatistics.of(self.plan.dataset.splits["train"])
-        self._predict = partial(predict_batches, device=self.plan.device, workers=self.plan.workers)
+        self._predict = partial(
+            loop.predict_batches, device=self.plan.device, workers=self.plan.workers
+        )
         self.rows: list[dict[str, Any]] = []
         self.winner, self.stopped = "", ""
         self.test: Metrics = {}
@@ -198,7 +193,7 @@ class _Search:
     def _try_finetuning(self, linear: _Result) -> str:
         """Fine-tune if a gain can be shown and the time allows; return why not, or why in vain."""
         errors, images = int((~linear.correct).sum()), len(linear.correct)
-        if mcnemar(0, errors) >= SIGNIFICANCE_LEVEL:
+        if intervals.mcnemar(0, errors) >= intervals.SIGNIFICANCE_LEVEL:
             return (
                 f"finetune cannot be significantly better: linear is wrong on only {errors} of "
                 f"{images} validation images, too few to show a gain; use more validation images"
@@ -220,7 +215,7 @@ class _Search:
         started = self.clock()
         result = candidate(self.folder.root / name)
         right, images = int(result.correct.sum()), len(result.correct)
-        low, high = wilson_interval(right, images)
+        low, high = intervals.wilson_interval(right, images)
         row: dict[str, Any] = {
             "name": name,
             "description": result.description,
@@ -240,11 +235,11 @@ class _Search:
         is_better = True
         if before is not None:
             more, fewer = result.correct & ~before.correct, before.correct & ~result.correct
-            p, other = mcnemar(int(more.sum()), int(fewer.sum())), self.rows[-1]["name"]
-            is_better = p < SIGNIFICANCE_LEVEL and bool(more.sum() > fewer.sum())
+            p, other = intervals.mcnemar(int(more.sum()), int(fewer.sum())), self.rows[-1]["name"]
+            is_better = p < intervals.SIGNIFICANCE_LEVEL and bool(more.sum() > fewer.sum())
             row |= {"compared_with": other, "p": p, "better": is_better}
             verdict = "better than" if is_better else "worse than"
-            if p >= SIGNIFICANCE_LEVEL:
+            if p >= intervals.SIGNIFICANCE_LEVEL:
                 verdict = "no significant difference to"
             line += f"; {verdict} {other} (McNemar, p = {p:.2g})"
         self.log(line)
@@ -276,9 +271,9 @@ class _Search:
         metrics: dict[str, Metrics] = dict(best.metadata["metrics"])
         if not test or "test" not in plan.dataset.splits:
             return metrics
-        model = on_device(best.model, plan.device)
+        model = devices.on_device(best.model, plan.device)
         outputs = self._predict(model, plan.dataset.splits["test"], best.preprocess)
-        self.test, _ = evaluate_outputs(outputs, len(plan.dataset.classes), best.temperature)
+        self.test, _ = loop.evaluate_outputs(outputs, len(plan.dataset.classes), best.temperature)
         metrics["test"] = self.test
         self.log(
             f"test split, {self.test['images']:.0f} images, evaluated once, with {self.winner}: "
@@ -296,7 +291,7 @@ class _Search:
         stored = load(done.best)
         trained = trained or sum(parameter.numel() for parameter in stored.model.parameters())
         # preprocessed as the file says, so that `vitkit eval` gives the same score
-        model = on_device(stored.model, self.plan.device)
+        model = devices.on_device(stored.model, self.plan.device)
         outputs = self._predict(model, self.plan.dataset.splits["val"], stored.preprocess)
         correct = torch.cat([logits.argmax(1).cpu() == labels for logits, labels in outputs])
         return _Result(description, correct.numpy(), trained, done.best)
@@ -305,16 +300,18 @@ class _Search:
         """Evaluate k-NN on the features of pretrained weights, or on pixels if there are none."""
         train, labels = self._features("train")
         val, val_labels = self._features("val")
-        votes = knn(train, labels, val, self.plan.spec.num_classes)
+        votes = features.knn(train, labels, val, self.plan.spec.num_classes)
         description = "20 nearest by " + ("features" if self.pretrained else "pixels")
         return _Result(description, (votes.argmax(1) == val_labels).numpy())
 
-    def _features(self, split: str) -> tuple[Tensor, Tensor]:
+    def _features(self, split: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the features or the pixels of a split (N, E), and its labels (N,)."""
         plan = self.plan
         if self.pretrained is not None:
-            model = make_model(plan.spec, plan.weights, plan.config, plan.device).eval()
-            return extract_features(
+            model = initial_weights.make_model(
+                plan.spec, plan.weights, plan.config, plan.device
+            ).eval()
+            return features.extract_features(
                 model, plan.dataset, split, plan.preprocess, device=plan.device,
                 workers=plan.workers, log=self.log,
             )  # fmt: skip
@@ -333,7 +330,9 @@ class _Search:
 
     def _finetune(self, folder: Path) -> _Result:
         """Train all pretrained weights by the recipe `finetune`, for as many epochs as usual."""
-        settings = recipe("finetune") | self.statistics.augmentation(min(self.plan.spec.image_size))
+        settings = recipes.recipe("finetune") | self.statistics.augmentation(
+            min(self.plan.spec.image_size)
+        )
         for name in ("epochs", "batch_size", "warmup_epochs"):  # they follow from the data
             del settings[name]
         return self._train(folder, "all weights", settings | {"pretrained": self.pretrained})
@@ -342,7 +341,7 @@ class _Search:
         """Train the model that `vitkit train` chooses for the images."""
         return self._train(folder, "from random weights", {"epochs": MOST_EPOCHS})
 
-    def _train(self, folder: Path, description: str, settings: Settings) -> _Result:
+    def _train(self, folder: Path, description: str, settings: meaning.Settings) -> _Result:
         """Train for as many epochs as the time allows."""
         ends = self.clock() + SHARE * (self.budget - self.used)
         config = self._config(settings, output=str(folder))
@@ -352,11 +351,11 @@ class _Search:
         description += f", width {spec.width}, {plural(spec.depth, 'block')}, {epochs}"
         return self._evaluate(description, done)
 
-    def _config(self, layer: Settings, **required: Any) -> TrainConfig:
+    def _config(self, layer: meaning.Settings, **required: Any) -> TrainConfig:
         """Make the settings of a candidate: its own, over them the user's, then those required."""
         # Only the winner is evaluated on test, after the search; grids would take time.
         required |= {"test": False, "log_examples": False, "log_histograms": False}
-        return TrainConfig(**layered(layer, self.settings, required))
+        return TrainConfig(**merging.layered(layer, self.settings, required))
 
 
 def _top1_with_interval(scores: Metrics) -> str:

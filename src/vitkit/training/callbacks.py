@@ -12,16 +12,13 @@ from typing import NamedTuple
 
 import torch
 
+from vitkit import distributed, errors, messages
 from vitkit.data.loading.loader import Batch
-from vitkit.distributed import local_tensor
-from vitkit.errors import Interrupted, NonFiniteError
 from vitkit.evaluation.loop import KeptOutputs, count_predictions, load_metrics
 from vitkit.evaluation.metrics import Metrics
-from vitkit.messages import plural
 from vitkit.models.vit import ViT
 from vitkit.training.config.merging import write_yaml
-from vitkit.training.monitoring.figures import example_predictions
-from vitkit.training.monitoring.run_log import epochs_per_line
+from vitkit.training.monitoring import figures, run_log
 from vitkit.training.optimization.parameters import EMA, train_mode
 from vitkit.training.run import EpochResult, Run, evaluate_split
 from vitkit.training.saving import Save
@@ -77,7 +74,7 @@ class Stop(Callback):
             return None
         if progress.step >= self.run.plan.total_steps:
             return None
-        return f"{plural(progress.stale, 'epoch')} without a higher validation top-1"
+        return f"{messages.plural(progress.stale, 'epoch')} without a higher validation top-1"
 
 
 class KeepDeadline(Callback):
@@ -205,7 +202,7 @@ class Evaluate(Callback):
         try:
             counts = count_predictions(outputs, run.plan.spec.num_classes)
             validation = counts.counts(run.world).scores() | outputs.scores(own, run.world)
-        except Interrupted:
+        except errors.Interrupted:
             # the epoch's steps are made, and only its validation is missing
             self.save.save_state()
             self.save.save_weights(run.folder.last)
@@ -257,7 +254,7 @@ class HandleBadNumbers(Callback):
             is_checked = "val" not in run.plan.dataset.splits
         if is_checked:
             # with a far too high rate weights overflow although the gradient is finite
-            weights = (local_tensor(weight) for weight in run.model.parameters())
+            weights = (distributed.local_tensor(weight) for weight in run.model.parameters())
             is_bad = not all(bool(weight.isfinite().all()) for weight in weights)
             if run.world.all_reduce_max(int(is_bad)):
                 rate = f"lr {trainer.learning_rate:.3g}"
@@ -277,12 +274,12 @@ class HandleBadNumbers(Callback):
             raise _non_finite(self.run, f"{text}; guessing gives {chance:.3g}")
 
 
-def _non_finite(run: Run, text: str) -> NonFiniteError:
+def _non_finite(run: Run, text: str) -> errors.NonFiniteError:
     """Return the error with where to resume, and what to change."""
     mend = "try a lower --lr"
     if run.plan.precision != "off":
         mend += " or --amp off"
-    return NonFiniteError(f"{text}; {run.folder.last_state_hint()}; {mend}")
+    return errors.NonFiniteError(f"{text}; {run.folder.last_state_hint()}; {mend}")
 
 
 def _describe_bad_step(run: Run, result: StepResult, rate: float) -> str:
@@ -405,7 +402,7 @@ class ReportProgress(Callback):
             return
         if config.log_examples and "val" in self.plan.dataset.splits:
             device = next(result.model.parameters()).device
-            sheet = example_predictions(
+            sheet = figures.example_predictions(
                 result.model, self.plan.dataset, self.plan.preprocess, device
             )
             self.log.image("val/examples", sheet, step)
@@ -438,7 +435,9 @@ class ReportProgress(Callback):
             row.append("best")
         self.log.info(
             "  ".join(row),
-            on_terminal=is_better or epoch % epochs_per_line(epochs) == 0 or epoch == epochs,
+            on_terminal=is_better
+            or epoch % run_log.epochs_per_line(epochs) == 0
+            or epoch == epochs,
         )
 
     def _show(self, epoch: int, step: int, loss: float) -> None:

@@ -1,17 +1,13 @@
 """Checks of the settings against what is installed, the data and the model."""
 
-from __future__ import annotations
-
 import torch
 
-from vitkit.data.augmentation.pipeline import UserTransform
-from vitkit.data.augmentation.policies import policy
+from vitkit import errors, messages
+from vitkit.data.augmentation import pipeline, policies
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.split import Split
-from vitkit.errors import SettingError, SpecError
 from vitkit.evaluation.loop import check_metrics, load_metrics
 from vitkit.io.results import import_setting
-from vitkit.messages import plural
 from vitkit.models.interface.classifier import is_of_head
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
@@ -19,9 +15,7 @@ from vitkit.training.config.meaning import Settings
 from vitkit.training.config.train_config import USUAL, RunConfig, TrainConfig
 from vitkit.training.initial_weights import InitialWeights
 from vitkit.training.monitoring.trackers import check_trackers
-from vitkit.training.optimization.losses import check_loss, make_loss
-from vitkit.training.optimization.optimizers import check_optimizer
-from vitkit.training.optimization.parameters import freeze_parts
+from vitkit.training.optimization import losses, optimizers, parameters
 from vitkit.training.recipes import RECIPES
 
 IMAGES_LOOKED_AT = 4
@@ -31,9 +25,9 @@ IMAGES_LOOKED_AT = 4
 def check_installed(config: TrainConfig) -> None:
     """Refuse names of things that do not exist, or cannot be imported."""
     if config.aa is not None:
-        policy(config.aa)
-    check_optimizer(config.opt or USUAL["opt"])
-    make_loss(config.loss)
+        policies.policy(config.aa)
+    optimizers.check_optimizer(config.opt or USUAL["opt"])
+    losses.make_loss(config.loss)
     check_trackers(config.logger)
     load_metrics(config.metrics)
     user_transform(config)
@@ -42,15 +36,17 @@ def check_installed(config: TrainConfig) -> None:
         import_setting("callbacks", name)
 
 
-def user_transform(config: TrainConfig) -> UserTransform | None:
+def user_transform(config: TrainConfig) -> pipeline.UserTransform | None:
     """Return the user's own transform of training images, if there is one."""
     name = config.transform
     if name is None:
         return None
     transform = import_setting("transform", name)
     if not callable(transform) or isinstance(transform, type):
-        raise SettingError(f"--transform {name} must be a function from an image to an image")
-    return UserTransform(transform, name, config.seed)
+        raise errors.SettingError(
+            f"--transform {name} must be a function from an image to an image"
+        )
+    return pipeline.UserTransform(transform, name, config.seed)
 
 
 def check_data(config: TrainConfig, dataset: Dataset) -> None:
@@ -58,20 +54,20 @@ def check_data(config: TrainConfig, dataset: Dataset) -> None:
     num_classes = len(dataset.classes)
     named = config.spec.get("num_classes", num_classes)
     if named != num_classes:
-        raise SettingError(
+        raise errors.SettingError(
             f"--spec.num-classes {named} contradicts the data, which have {num_classes} classes; "
             "leave it out"
         )
     needs_validation = "--probe" if config.probe else "--patience" if config.patience else ""
     if needs_validation and "val" not in dataset.splits:
-        raise SettingError(
+        raise errors.SettingError(
             f"{needs_validation} needs a validation split, and the data have none; raise "
             "--val-fraction above 0"
         )
     check_metrics(load_metrics(config.metrics), num_classes)
     # a user's loss may not accept the probabilities that mixing makes
     mixed = [f"--{n} {getattr(config, n):g}" for n in ("mixup", "cutmix") if getattr(config, n)]
-    check_loss(config.loss, num_classes, mixed=" and ".join(mixed) or None)
+    losses.check_loss(config.loss, num_classes, mixed=" and ".join(mixed) or None)
 
 
 def check_model(config: RunConfig, start: InitialWeights) -> None:
@@ -79,13 +75,13 @@ def check_model(config: RunConfig, start: InitialWeights) -> None:
     for size in config.progressive:  # the patches must divide each of them
         try:
             start.spec.replace(image_size=size)
-        except SpecError as error:
-            raise SettingError(f"--progressive {size}: {error}") from None
+        except errors.SpecError as error:
+            raise errors.SettingError(f"--progressive {size}: {error}") from None
     if not config.freeze and not config.freeze_blocks:
         return
     with torch.device("meta"):  # names and shapes only, without memory for the weights
         model = ViT(start.spec)
-        frozen = freeze_parts(model, config, config.opt)
+        frozen = parameters.freeze_parts(model, config, config.opt)
     problem = ""
     if config.pretrained is None and all(
         name in frozen or is_of_head(name) for name, _ in model.named_parameters()
@@ -99,7 +95,7 @@ def check_model(config: RunConfig, start: InitialWeights) -> None:
         problem = "freezes a new head of zeros, so that nothing before it would learn; do not "
         problem += "freeze the head"
     if problem:
-        raise SettingError(f"--freeze {' '.join(config.freeze)} {problem}")
+        raise errors.SettingError(f"--freeze {' '.join(config.freeze)} {problem}")
 
 
 def check_warmup(config: RunConfig, steps_per_epoch: int) -> None:
@@ -107,14 +103,14 @@ def check_warmup(config: RunConfig, steps_per_epoch: int) -> None:
     warmup, total = round(config.warmup_epochs * steps_per_epoch), config.epochs * steps_per_epoch
     problem = ""
     if config.warmup_epochs and warmup >= total:
-        problem = f"covers all {plural(total, 'step')} of the run; lower it"
+        problem = f"covers all {messages.plural(total, 'step')} of the run; lower it"
     elif config.sched == "rsqrt" and not warmup:
         problem = (
             "rounds to no step, and --sched rsqrt needs a warm-up; raise it to "
             f"{1 / steps_per_epoch:.2g} or more"
         )
     if problem:
-        raise SettingError(f"--warmup-epochs {config.warmup_epochs:g} {problem}")
+        raise errors.SettingError(f"--warmup-epochs {config.warmup_epochs:g} {problem}")
 
 
 def notes_on_recipe(config: RunConfig, recipe: Settings, spec: ViTSpec, images: Split) -> list[str]:

@@ -1,29 +1,18 @@
 """The end of a run: temperature, figures, the test split read once; probes."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from vitkit.evaluation.features import NEIGHBOURS, extract_features, fit_linear, knn
-from vitkit.evaluation.loop import (
-    KeptOutputs,
-    count_predictions,
-    evaluate_outputs,
-    finite_scores,
-    load_metrics,
-)
+from vitkit.evaluation import features, loop, result
 from vitkit.evaluation.metrics import Metrics, PredictionCounts, headline
-from vitkit.evaluation.result import Evaluation
 from vitkit.evaluation.temperature import Calibration, calibrate
 from vitkit.io.atomic import write_bytes
 from vitkit.messages import plural
 from vitkit.models.vit import ViT
 from vitkit.plots import MAX_CLASSES
-from vitkit.training.monitoring.figures import write_confusion, write_curves
-from vitkit.training.monitoring.trackers import tested_at
+from vitkit.training.monitoring import figures, trackers
 from vitkit.training.run import Run, evaluate_split
 from vitkit.training.step import place_like, unsharded_model
 from vitkit.weights.formats.vitkit import DESCRIBED, save
@@ -73,7 +62,7 @@ def finish_run(run: Run, stopped: str) -> dict[str, Metrics]:
         )
     # a probe trains no epochs
     if plan.config.plots and plan.config.probe is None:
-        world.broadcast_from_main(lambda: write_curves(folder, log.info))
+        world.broadcast_from_main(lambda: figures.write_curves(folder, log.info))
     log.info(f"ended after {stopped}; {_chosen(run)}: {folder.best}")
     return metrics
 
@@ -88,19 +77,19 @@ def _chosen(run: Run) -> str:
 
 def _test(run: Run, model: ViT, before: Metrics | None, temperature: float | None) -> Metrics:
     """Return the scores on the test split, computed now unless these weights have them already."""
-    tested = run.world.broadcast_from_main(lambda: tested_at(run.folder))
+    tested = run.world.broadcast_from_main(lambda: trackers.tested_at(run.folder))
     if before is not None:
         test, how = before, "evaluated at an earlier end of this run"
     else:
         classes = run.plan.spec.num_classes
-        own = load_metrics(run.plan.config.metrics)
-        outputs = KeptOutputs(evaluate_split(run, "test", model), keep=bool(own))
-        test, counts = evaluate_outputs(outputs, classes, temperature or 1.0, run.world)
+        own = loop.load_metrics(run.plan.config.metrics)
+        outputs = loop.KeptOutputs(evaluate_split(run, "test", model), keep=bool(own))
+        test, counts = loop.evaluate_outputs(outputs, classes, temperature or 1.0, run.world)
         _write_confusion(run, "test", counts)
-        test |= finite_scores(outputs.scores(own, run.world))
+        test |= loop.finite_scores(outputs.scores(own, run.world))
         dataset = run.plan.dataset
         gathered = counts.gathered(run.world)
-        table = Evaluation(test, gathered, dataset.splits["test"], dataset.classes, "test")
+        table = result.Evaluation(test, gathered, dataset.splits["test"], dataset.classes, "test")
         run.world.broadcast_from_main(
             lambda: write_bytes(run.folder.predictions, table.predictions_csv())
         )
@@ -132,7 +121,7 @@ def _calibrate(run: Run, model: ViT) -> float | None:
     is_last = "test" not in plan.dataset.splits or not plan.config.test
     if is_last and plan.config.plots:
         outputs = evaluate_split(run, "val", model)
-        _write_confusion(run, "val", count_predictions(outputs, plan.spec.num_classes))
+        _write_confusion(run, "val", loop.count_predictions(outputs, plan.spec.num_classes))
     return calibration.temperature
 
 
@@ -140,7 +129,10 @@ def _write_confusion(run: Run, split: str, counts: PredictionCounts) -> None:
     """Write the confusion matrix of a split if it is enabled. Each process must call."""
     classes = run.plan.dataset.classes
     if run.plan.config.plots and len(classes) <= MAX_CLASSES:
-        table, write = counts.confusion(run.world), partial(write_confusion, run.folder, split)
+        table, write = (
+            counts.confusion(run.world),
+            partial(figures.write_confusion, run.folder, split),
+        )
         run.world.broadcast_from_main(lambda: write(table, classes, run.log.info))
 
 
@@ -168,7 +160,7 @@ def fit_linear_probe(run: Run) -> dict[str, Metrics]:
         list(run.held_out.watched([(logits, val_labels)], run.world))
         run.held_out.add()
 
-    fitted = fit_linear(
+    fitted = features.fit_linear(
         train, labels, val, val_labels, plan.spec.num_classes, device=plan.device, watch=keep
     )
     run.log.info(
@@ -198,7 +190,7 @@ def evaluate_neighbours(run: Run) -> dict[str, Metrics]:
         if split in unseen:
             continue
         queries, truth = _features(run, split)
-        votes = knn(train, labels, queries, run.plan.spec.num_classes)
+        votes = features.knn(train, labels, queries, run.plan.spec.num_classes)
         # Scores are counted from logits; a class without a vote has the lowest.
         scores = _scores(run, votes.clamp_min(NO_VOTES).log(), truth)
         # votes are not probabilities: they have neither loss nor calibration error
@@ -206,14 +198,14 @@ def evaluate_neighbours(run: Run) -> dict[str, Metrics]:
         scores |= among_voted(votes, truth)
         metrics[split] = scores
         shown = "  ".join(f"{name} {value:.4f}" for name, value in [*scores.items()][:2])
-        run.log.info(f"{NEIGHBOURS} nearest neighbours, {split}: {shown}")
+        run.log.info(f"{features.NEIGHBOURS} nearest neighbours, {split}: {shown}")
         run.log.scored(split, run.progress.step, scores)
     return metrics
 
 
 def _features(run: Run, split: str) -> tuple[Tensor, Tensor]:
     plan = run.plan
-    return extract_features(
+    return features.extract_features(
         run.model.eval(),
         plan.dataset,
         split,
@@ -225,7 +217,7 @@ def _features(run: Run, split: str) -> tuple[Tensor, Tensor]:
 
 
 def _scores(run: Run, logits: Tensor, labels: Tensor) -> Metrics:
-    return count_predictions([(logits, labels)], run.plan.spec.num_classes).counts().scores()
+    return loop.count_predictions([(logits, labels)], run.plan.spec.num_classes).counts().scores()
 
 
 def among_voted(votes: Float[Tensor, "N K"], labels: Int64[Tensor, "N"]) -> Metrics:

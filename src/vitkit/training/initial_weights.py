@@ -1,7 +1,5 @@
 """Initial weights of a run: random, or pretrained and adapted, with a head for the classes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitkit import errors, frozen
 from vitkit.data.datasets.splitting import match_classes
-from vitkit.errors import CheckpointError, SettingError
-from vitkit.frozen import field_names
 from vitkit.messages import plural
 from vitkit.models.interface.classifier import is_of_head
 from vitkit.models.presets import preset
@@ -130,7 +127,7 @@ def initial_weights(
 def _check_statistics(mean: Sequence[float], std: Sequence[float], channels: int) -> None:
     """Refuse a mean and a std of another number of channels."""
     if len(mean) != channels or len(std) != channels:
-        raise SettingError(
+        raise errors.SettingError(
             f"--mean {mean} and --std {std} must have {plural(channels, 'value')}, one for each "
             "channel of the model"
         )
@@ -185,7 +182,7 @@ def spec_fields(settings: ModelSettings) -> dict[str, Any]:
             continue
         # a side s of the image may be written as s or as (s, s)
         if fields.get(field, value) not in (value, (value, value), [value, value]):
-            raise SettingError(
+            raise errors.SettingError(
                 f"{flag} has {value}, but {flags[field]} is {fields[field]}; pass only one of them"
             )
         fields[field] = value
@@ -196,7 +193,7 @@ def spec_fields(settings: ModelSettings) -> dict[str, Any]:
 def _given_preprocess(settings: DataSettings) -> dict[str, Any]:
     """Return the fields of `Preprocess` that the settings name, such as `mean` or `fit`."""
     named = {}
-    for name in set(field_names(Preprocess)) & set(field_names(DataSettings)):
+    for name in set(frozen.field_names(Preprocess)) & set(frozen.field_names(DataSettings)):
         value = getattr(settings, name)
         if value is not None:
             named[name] = value
@@ -311,7 +308,7 @@ def _load(config: TrainConfig, fields: Mapping[str, Any]) -> LoadedWeights:
     # before anything is adapted: it identifies the weights on resume
     sha256 = weights_fingerprint(stored.model.state_dict())
     if config.start is not None and config.start.get("sha256") != sha256:
-        raise CheckpointError(
+        raise errors.CheckpointError(
             f"{place}: its weights have the sha256 {sha256[:16]}, but `start` in the settings "
             f"expects {str(config.start.get('sha256'))[:16]}; remove `start` to use this file"
         )
@@ -321,11 +318,11 @@ def _load(config: TrainConfig, fields: Mapping[str, Any]) -> LoadedWeights:
         wanted = as_published(wanted, spec, fields)
     try:
         stored = adapt_to_spec(stored, wanted, fields, place)
-    except CheckpointError as error:
+    except errors.CheckpointError as error:
         mend = "leave these settings out"
         if config.model:
             mend = "leave --model out to take the file's"
-        raise CheckpointError(f"{error}; {mend}") from None
+        raise errors.CheckpointError(f"{error}; {mend}") from None
     # folding another mean and std is exact, and leaves the weights alone where nothing changes
     old, given = stored.preprocess, _given_preprocess(config)
     mean, std = given.get("mean", old.mean), given.get("std", old.std)

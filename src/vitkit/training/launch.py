@@ -5,8 +5,6 @@ the settings and, when a process has ended, its result or its error. If one of t
 torch ends the others, and the message names its rank.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -27,9 +25,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in t
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure, record
 
-from vitkit.distributed import EXCHANGE, RUN_FILE, LostContact
+from vitkit import distributed, process
 from vitkit.errors import DONE, Interrupted, SettingError, VitkitError, exit_code
-from vitkit.process import available_cores, check_processes, shorten_spinning, stop_on_signal
 from vitkit.training.config.passed_objects import refuse_passed
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.run_folder import RunFolder
@@ -53,7 +50,7 @@ def launch(config: TrainConfig, callbacks: Sequence[Callable[[], object]] = ()) 
         VitkitError: the error of a process; or a process was lost, with its rank and the signal.
     """
     refuse_passed(config)
-    check_processes("devices", config.devices)
+    process.check_processes("devices", config.devices)
     names = [_import_name(callback) for callback in callbacks]
     request = {"config": config.to_json(), "callbacks": names, "path": [*map(str, sys.path)]}
     # the errors are reported in one line here, and `stop_on_signal` handles the signals
@@ -65,7 +62,7 @@ def launch(config: TrainConfig, callbacks: Sequence[Callable[[], object]] = ()) 
         (folder / REQUEST).write_text(json.dumps(request))
         # Port 0: the system chooses a free one.
         store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
-        with stop_on_signal(lambda: _resume_hint(folder)) as stop:
+        with process.stop_on_signal(lambda: _resume_hint(folder)) as stop:
             context = start_processes(
                 "vitkit",
                 sys.executable,
@@ -107,7 +104,7 @@ def _environment(rank: int, size: int, port: int, exchange: str) -> dict[str, st
     """Return the environment variables of one process, as torchrun sets them."""
     environment = {
         # Otherwise every process would use all cores.
-        "OMP_NUM_THREADS": str(max(1, available_cores() // size)),
+        "OMP_NUM_THREADS": str(max(1, process.available_cores() // size)),
         # All processes are local; otherwise gloo looks up the host name, which may fail.
         **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}),
         **os.environ,
@@ -118,9 +115,9 @@ def _environment(rank: int, size: int, port: int, exchange: str) -> dict[str, st
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is in this process, not in rank 0
-        EXCHANGE: exchange,
+        distributed.EXCHANGE: exchange,
     }
-    shorten_spinning(environment)
+    process.shorten_spinning(environment)
     return environment
 
 
@@ -135,7 +132,7 @@ def _result(
     answers = [_answer(folder, rank) for rank in range(size)]
     errors = [answer for answer in answers if isinstance(answer, VitkitError)]
     # torch sends a signal to the others where one has failed
-    consequences = (LostContact, Interrupted) if failures else LostContact
+    consequences = (distributed.LostContact, Interrupted) if failures else distributed.LostContact
     error = next((error for error in errors if not isinstance(error, consequences)), None)
     lost = [failure for rank, failure in failures.items() if answers[rank] is None]
     if error is None and signum is not None and failures:
@@ -170,7 +167,7 @@ def _answer(folder: Path, rank: int) -> Any:
 def _resume_hint(folder: Path) -> str:
     """Return a line on what can be resumed."""
     try:
-        return RunFolder(Path((folder / RUN_FILE).read_text())).resume_hint()
+        return RunFolder(Path((folder / distributed.RUN_FILE).read_text())).resume_hint()
     except OSError:  # there is no run folder yet
         return "no state is saved yet"
 

@@ -10,47 +10,24 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn, optim
 
+from vitkit import devices, distributed, errors, frozen, messages, process, shapes
 from vitkit.data.augmentation.mixing import Mixing
 from vitkit.data.augmentation.pipeline import BatchTransform
 from vitkit.data.checks.check import Report, drop_or_refuse_unreadable
 from vitkit.data.checks.check import with_corrections as relabel
+from vitkit.data.datasets import pixel_cache, splitting
 from vitkit.data.datasets.dataset import Dataset
-from vitkit.data.datasets.pixel_cache import cached
 from vitkit.data.datasets.split import LabelChanges, Split, read_label_changes
-from vitkit.data.datasets.splitting import POOL_FRACTIONS, with_validation
-from vitkit.data.loading.crop_flip import Augmentation
-from vitkit.data.loading.loader import TrainingSteps, class_counts, sizes_of_epochs
+from vitkit.data.loading import crop_flip, loader
 from vitkit.data.sources.open import open_dataset
-from vitkit.devices import is_out_of_memory, resolve_device
-from vitkit.distributed import ProcessGroup
-from vitkit.errors import SettingError, UserCodeError, VitkitError
-from vitkit.frozen import field_names
-from vitkit.messages import plural
-from vitkit.process import StopFlag, available_cores, check_processes
-from vitkit.shapes import Logits, Loss, Targets
 from vitkit.spec import Preprocess, ViTSpec
-from vitkit.training.checks import (
-    check_data,
-    check_installed,
-    check_model,
-    check_warmup,
-    notes_on_recipe,
-    user_transform,
-)
-from vitkit.training.config.contradictions import (
-    check_contradictions,
-    notes_on_settings,
-    resolve_defaults,
-)
-from vitkit.training.config.meaning import Settings
+from vitkit.training import checks, recipes, run_folder
+from vitkit.training.config import contradictions, meaning
 from vitkit.training.config.train_config import DataSettings, RunConfig, TrainConfig
 from vitkit.training.initial_weights import initial_weights, load_initial
-from vitkit.training.optimization.losses import make_loss
-from vitkit.training.optimization.parameters import learning_rate
+from vitkit.training.optimization import losses, parameters
 from vitkit.training.optimization.precision import Precision
-from vitkit.training.recipes import recipe_settings
 from vitkit.training.recipes.defaults import chooses_model, decide_settings
-from vitkit.training.run_folder import resumed_folder
 from vitkit.training.step import Objective, TrainingStep, Transform
 
 if TYPE_CHECKING:
@@ -85,7 +62,7 @@ class Plan:
     dataset: Dataset
     spec: ViTSpec
     preprocess: Preprocess
-    steps: TrainingSteps
+    steps: loader.TrainingSteps
     device: torch.device
     workers: int
     notes: tuple[str, ...]
@@ -122,14 +99,14 @@ class Plan:
         """
         epochs, rest = divmod(step, self.steps.steps_per_epoch)
         if rest or step < self.total_steps:
-            return plural(step, "step")
+            return messages.plural(step, "step")
         if epochs == 1:
             return "1 epoch"
         return f"all {epochs} epochs"
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""
-        return learning_rate(
+        return parameters.learning_rate(
             step,
             schedule=self.config.sched,
             peak=self.config.lr,
@@ -138,13 +115,13 @@ class Plan:
             total=self.total_steps,
         )
 
-    def with_settings(self, settings: Settings) -> Plan:
+    def with_settings(self, settings: meaning.Settings) -> Plan:
         """Return the plan with other settings, such as the results of tuning."""
         return replace(self, config=replace(self.config, **settings))
 
 
 def make_plan(
-    config: TrainConfig, world: ProcessGroup | None = None, *, resumes: bool = False
+    config: TrainConfig, world: distributed.ProcessGroup | None = None, *, resumes: bool = False
 ) -> Plan:
     """Open the data, check every image, and build the spec; nothing is written.
 
@@ -159,29 +136,31 @@ def make_plan(
         DataError: data that cannot be trained on.
         DeviceError: a device that is not there.
     """
-    world, notes, recipe = world or ProcessGroup(), list[str](), Settings()
+    world, notes, recipe = world or distributed.ProcessGroup(), list[str](), meaning.Settings()
     if not resumes:
-        recipe = recipe_settings(config.recipe)
-        config, notes = resolve_defaults(config, recipe)
-    check_contradictions(config, world.size)
-    check_installed(config)
-    device = world.device(resolve_device(config.device))
+        recipe = recipes.recipe_settings(config.recipe)
+        config, notes = contradictions.resolve_defaults(config, recipe)
+    contradictions.check_contradictions(config, world.size)
+    checks.check_installed(config)
+    device = world.device(devices.resolve_device(config.device))
     # an impossible model is refused before any image is read
     opened = None if chooses_model(config) else load_initial(config, resumes=resumes)
     dataset, data_notes, check = open_training_data(config, resumes=resumes)
-    check_data(config, dataset)
+    checks.check_data(config, dataset)
     decided, chosen = decide_settings(config, dataset, world.size)
-    check_contradictions(decided, world.size)
+    contradictions.check_contradictions(decided, world.size)
     start = initial_weights(decided, opened, dataset.classes, resumes=resumes)
-    check_model(decided, start)
+    checks.check_model(decided, start)
     steps = _training_steps(decided, dataset.splits["train"], start.preprocess, world)
-    check_warmup(decided, steps.steps_per_epoch)
+    checks.check_warmup(decided, steps.steps_per_epoch)
     workers, worker_notes = _loader_processes(config.workers, steps.split, world)
     notes += [*data_notes, *start.notes, *worker_notes]
-    notes += notes_on_settings(decided, world.size, decided.epochs * steps.steps_per_epoch)
-    notes += [] if resumes else notes_on_recipe(decided, recipe, start.spec, steps.split)
+    notes += contradictions.notes_on_settings(
+        decided, world.size, decided.epochs * steps.steps_per_epoch
+    )
+    notes += [] if resumes else checks.notes_on_recipe(decided, recipe, start.spec, steps.split)
     if config.balance:
-        notes.append(class_counts(steps.split.labels, dataset.classes))
+        notes.append(loader.class_counts(steps.split.labels, dataset.classes))
     teacher = None
     if config.teacher is not None:  # last, as it may take long to load
         from vitkit.training.distillation import as_teacher
@@ -212,8 +191,8 @@ def make_step(
     transform: Transform | None = None,
     *,
     compile: bool = False,
-    world: ProcessGroup | None = None,
-    stop: StopFlag | None = None,
+    world: distributed.ProcessGroup | None = None,
+    stop: process.StopFlag | None = None,
 ) -> TrainingStep:
     """Build the step of a run around its model and the optimizer of the model's parameters.
 
@@ -228,7 +207,9 @@ def make_step(
         stop: set by a signal.
     """
     config = plan.config
-    loss = make_loss(config.loss, smoothing=config.label_smoothing, threshold=config.bce_threshold)
+    loss = losses.make_loss(
+        config.loss, smoothing=config.label_smoothing, threshold=config.bce_threshold
+    )
     if ":" in config.loss:
         loss = _named_in_errors(loss, config.loss)
     objective = Objective(model, loss, plan.precision, plan.device)
@@ -262,17 +243,17 @@ def make_step(
     )
 
 
-def _named_in_errors(loss: Loss, name: str) -> Loss:
+def _named_in_errors(loss: shapes.Loss, name: str) -> shapes.Loss:
     """Wrap a user's loss, so that its errors are `UserCodeError` and name it."""
 
-    def call(logits: Logits, targets: Targets) -> Tensor:
+    def call(logits: shapes.Logits, targets: shapes.Targets) -> Tensor:
         try:
             return loss(logits, targets)
         except Exception as error:  # a function of the user may raise anything
             # errors of vitkit have their message, and out-of-memory is handled elsewhere
-            if isinstance(error, VitkitError) or is_out_of_memory(error):
+            if isinstance(error, errors.VitkitError) or devices.is_out_of_memory(error):
                 raise
-            raise UserCodeError.raised_by(f"the loss {name}", error, "in a step") from error
+            raise errors.UserCodeError.raised_by(f"the loss {name}", error, "in a step") from error
 
     return call
 
@@ -280,9 +261,11 @@ def _named_in_errors(loss: Loss, name: str) -> Loss:
 # The augmentation of a run, and its training batches.
 
 
-def _augmentation_of(config: RunConfig) -> Augmentation:
+def _augmentation_of(config: RunConfig) -> crop_flip.Augmentation:
     """Return the random changes to the training images of a run: the settings of these names."""
-    return Augmentation(**{name: getattr(config, name) for name in field_names(Augmentation)})
+    return crop_flip.Augmentation(
+        **{name: getattr(config, name) for name in frozen.field_names(crop_flip.Augmentation)}
+    )
 
 
 def make_transform(plan: Plan) -> BatchTransform:
@@ -307,13 +290,13 @@ def make_transform(plan: Plan) -> BatchTransform:
 
 
 def _training_steps(
-    config: RunConfig, train: Split, preprocess: Preprocess, world: ProcessGroup
-) -> TrainingSteps:
+    config: RunConfig, train: Split, preprocess: Preprocess, world: distributed.ProcessGroup
+) -> loader.TrainingSteps:
     """Return every training batch of the run, of which this process loads its part."""
     batch_size = config.batch_size
     if config.probe is not None:  # it makes no steps, so small data are not refused
         batch_size = min(batch_size, len(train))
-    return TrainingSteps(
+    return loader.TrainingSteps(
         train,
         preprocess,
         _augmentation_of(config),
@@ -322,24 +305,26 @@ def _training_steps(
         rank=world.rank,
         world_size=world.size,
         balance=config.balance,
-        sizes=sizes_of_epochs(config.progressive, config.epochs),
+        sizes=loader.sizes_of_epochs(config.progressive, config.epochs),
         repeats=config.repeated_aug,
         fill=config.last_batch == "fill",
-        transform=user_transform(config),
+        transform=checks.user_transform(config),
     )
 
 
 def _loader_processes(
-    workers: int | None, train: Split, world: ProcessGroup
+    workers: int | None, train: Split, world: distributed.ProcessGroup
 ) -> tuple[int, list[str]]:
     """Return the number of loader processes, and a note where it exceeds the cores."""
-    cores = max(1, available_cores() // world.local_size)
+    cores = max(1, process.available_cores() // world.local_size)
     if workers is None:
         # images in memory take longer to send to another process than to read
         return (0 if train.in_memory else min(cores, MOST_WORKERS)), []
-    check_processes("workers", workers)
+    process.check_processes("workers", workers)
     if workers > cores:
-        return workers, [f"--workers {workers} on {plural(cores, 'core')}: fewer would be as fast"]
+        return workers, [
+            f"--workers {workers} on {messages.plural(cores, 'core')}: fewer would be as fast"
+        ]
     return workers, []
 
 
@@ -373,8 +358,10 @@ def open_training_data(
     fraction = config.val_fraction
     # a pool too small for a validation split has none, and its train split is divided again
     if dataset.cut and "val" in dataset.splits and fraction != DataSettings.val_fraction:
-        shares = ", ".join(f"{share:.0%} {name}" for name, share in POOL_FRACTIONS.items())
-        raise SettingError(
+        shares = ", ".join(
+            f"{share:.0%} {name}" for name, share in splitting.POOL_FRACTIONS.items()
+        )
+        raise errors.SettingError(
             f"--val-fraction {fraction:g} has no effect on {dataset.name}: the data have no splits "
             f"and are always divided into {shares}; leave it out, or put the training images into "
             "a train split"
@@ -388,7 +375,11 @@ def _label_changes(config: TrainConfig, *, resumes: bool) -> tuple[LabelChanges 
     file = config.relabel
     if file is None:
         return None, []
-    folder = resumed_folder(config.resume, config.output) if resumes and config.resume else None
+    folder = (
+        run_folder.resumed_folder(config.resume, config.output)
+        if resumes and config.resume
+        else None
+    )
     if folder is None:
         return read_label_changes(file), []
     kept = read_label_changes(folder.relabel)
@@ -408,11 +399,11 @@ def _checked(
     """Cut the validation split where there is none, correct labels, and check every image."""
     if settings.cache is not None:
         folder = None if settings.cache == "auto" else settings.cache
-        dataset = cached(dataset, folder)
+        dataset = pixel_cache.cached(dataset, folder)
     has_val = "val" in dataset.splits
     if settings.val_fraction > 0:
         # before the check, which then also finds copies across this cut
-        dataset = with_validation(dataset, settings.val_fraction)
+        dataset = splitting.with_validation(dataset, settings.val_fraction)
     if changes is not None:
         # after the cut, so that the run validates on the images of a run without corrections
         dataset = relabel(dataset, changes)
@@ -423,7 +414,9 @@ def _checked(
             f"--val-fraction {settings.val_fraction:g} has no effect: the data have a val split"
         )
     for split, problems in report.problems.items():
-        notes += [f"skipped {plural(len(problems), 'image')} of {split} that cannot be decoded:"]
+        notes += [
+            f"skipped {messages.plural(len(problems), 'image')} of {split} that cannot be decoded:"
+        ]
         notes += [f"  {problem.name}: {problem.reason}: {problem.detail}" for problem in problems]
     is_whole = not any(split.in_memory for split in dataset.splits.values())
     return dataset, notes, report if is_whole else None

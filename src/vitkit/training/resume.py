@@ -1,7 +1,5 @@
 """Resuming a stopped run: its newest state, its settings, and which of them may change."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -10,35 +8,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from vitkit import distributed, errors, frozen
 from vitkit.data.sources.open import NAMES
-from vitkit.distributed import ProcessGroup
-from vitkit.errors import DataError, SettingError
-from vitkit.frozen import field_names
 from vitkit.io.atomic import write_bytes
-from vitkit.training.config.contradictions import resolve_defaults
-from vitkit.training.config.meaning import Settings, fields_where
-from vitkit.training.config.merging import (
-    GONE,
-    MODEL_DEFAULT,
-    read_yaml,
-    with_flat_spec,
-    write_yaml,
-)
+from vitkit.training.config import contradictions, meaning, merging
 from vitkit.training.config.train_config import TrainConfig, left_open
 from vitkit.training.monitoring.trackers import drop_rows_after
 from vitkit.training.recipes import RECIPES, recipe_settings
 from vitkit.training.run import Run
 from vitkit.training.run_folder import RunFolder, locked, resumed_folder
-from vitkit.training.state.state_folder import (
-    load_state,
-    newest_state,
-    read_manifest,
-    remove_unfinished,
-    set_aside_damaged,
-    step_of,
-)
+from vitkit.training.state import state_folder
 
-BEFORE_THEM: Settings = {"resizer": "pillow"}
+BEFORE_THEM: meaning.Settings = {"resizer": "pillow"}
 """Newer settings whose default differs from what runs did before they existed."""
 IMAGES_OF_A_FINDING = 20
 """Images that check.json lists of a finding; `more` counts the others."""
@@ -68,11 +49,11 @@ class StoppedRun:
     @property
     def step(self) -> int:
         """The number of steps done in the saved state."""
-        return step_of(self.state)
+        return state_folder.step_of(self.state)
 
 
 def find_stopped_run(
-    config: TrainConfig, world: ProcessGroup, stack: ExitStack
+    config: TrainConfig, world: distributed.ProcessGroup, stack: ExitStack
 ) -> StoppedRun | None:
     """Find the stopped run to resume, if there is one; `stack` holds the lock of its folder.
 
@@ -87,8 +68,8 @@ def find_stopped_run(
             return None
         # before its state is read, which another process may replace
         stack.enter_context(locked(folder.root))
-        state, notes = newest_state(folder.state)
-        manifest = read_manifest(state)
+        state, notes = state_folder.newest_state(folder.state)
+        manifest = state_folder.read_manifest(state)
         for name, saved_with in manifest["versions"].items():
             if saved_with != version(name):
                 notes.append(
@@ -99,7 +80,7 @@ def find_stopped_run(
         # the state's own settings count, should config.yaml have been edited
         for name, value in manifest["settings"].items():
             # a state of another version may have settings that are gone
-            if name in field_names(TrainConfig) and value not in GONE.get(name, ()):
+            if name in frozen.field_names(TrainConfig) and value not in merging.GONE.get(name, ()):
                 settings[name] = value
         before = TrainConfig(**settings)
         unvalidated = manifest["values"].get("progress", {}).get("unvalidated", False)
@@ -108,14 +89,14 @@ def find_stopped_run(
     return world.broadcast_from_main(find)
 
 
-def _stored_settings(run: RunFolder) -> Settings:
+def _stored_settings(run: RunFolder) -> meaning.Settings:
     """Return the settings in a run's config.yaml; newer ones get the values of that time."""
-    return BEFORE_THEM | read_yaml(run.config)
+    return BEFORE_THEM | merging.read_yaml(run.config)
 
 
 def resumed_settings(
-    resume: str | None, output: str | None, recipe: Settings | None = None
-) -> Settings:
+    resume: str | None, output: str | None, recipe: meaning.Settings | None = None
+) -> meaning.Settings:
     """Return the settings that a resumed run was started with; empty for a new run.
 
     Args:
@@ -151,7 +132,9 @@ def settings_to_resume(
     recipe = requested.recipe or ""
     # the run goes on without the file that its recipe was in
     is_there = recipe in RECIPES or Path(recipe).is_file()
-    config, _ = resolve_defaults(requested, recipe_settings(recipe) if is_there else {})
+    config, _ = contradictions.resolve_defaults(
+        requested, recipe_settings(recipe) if is_there else {}
+    )
     # settings left open now keep the values decided before
     names = [name for name in ("amp", "attention_kernel") if getattr(config, name) == "auto"]
     names += ["threads"] if config.threads is None else []
@@ -183,36 +166,36 @@ def _changes(root: Path, earlier: TrainConfig, config: TrainConfig) -> dict[str,
     """
     # another folder would leave the run without its states
     if config.output is not None and Path(config.output).resolve() != root.resolve():
-        raise SettingError(
+        raise errors.SettingError(
             f"--resume {root} continues in that folder; leave out --output {config.output}"
         )
     if config.data != earlier.data and {config.data, earlier.data} & set(NAMES):
-        raise SettingError(
+        raise errors.SettingError(
             f"--resume {root}: that run was trained on {earlier.data}, not {config.data}; leave "
             "out DATA"
         )
-    before = with_flat_spec(earlier.to_json())
-    now = with_flat_spec(config.to_json())
+    before = merging.with_flat_spec(earlier.to_json())
+    now = merging.with_flat_spec(config.to_json())
     for settings in (before, now):  # --img-size names the same field
         if settings["img_size"] is not None:
             settings.setdefault("spec.image_size", settings["img_size"])
     different = []
     # either may name fields of the spec that the other leaves to the preset
     fields = [name for name in dict.fromkeys((*before, *now)) if name.startswith("spec.")]
-    fields += [name for name in fields_where(TrainConfig, resume="fixed") if name != "spec"]
+    fields += [name for name in meaning.fields_where(TrainConfig, resume="fixed") if name != "spec"]
     for name in fields:
-        old, new = before.get(name, MODEL_DEFAULT), now.get(name, MODEL_DEFAULT)
+        old, new = before.get(name, merging.MODEL_DEFAULT), now.get(name, merging.MODEL_DEFAULT)
         if old != new:
             different.append(f"{name}: {old} -> {new}")
     if different:
-        raise SettingError(
+        raise errors.SettingError(
             f"--resume {root}: these settings differ from the run's: {'; '.join(different)}; "
             f"leave them out (or restore them in {root / 'config.yaml'}), or start afresh with "
             "another --output"
         )
     # the rest is not compared: paths, and settings of this machine
     changes = {}
-    for name in fields_where(TrainConfig, resume="may change"):
+    for name in meaning.fields_where(TrainConfig, resume="may change"):
         if before[name] != now[name]:
             changes[name] = before[name], now[name]
     return changes
@@ -253,7 +236,7 @@ def begin_record(run: Run, stopped: StoppedRun | None, *, finished: bool) -> Non
     folder, plan = run.folder, run.plan
     run.log.open_curves()
     # what a killed process left half written
-    remove_unfinished(folder.state, folder.root, folder.best.parent)
+    state_folder.remove_unfinished(folder.state, folder.root, folder.best.parent)
     if stopped is None:
         if plan.check is not None:
             document = json.dumps(plan.check.as_dict(most=IMAGES_OF_A_FINDING), indent=1)
@@ -262,12 +245,12 @@ def begin_record(run: Run, stopped: StoppedRun | None, *, finished: bool) -> Non
             write_bytes(folder.relabel, plan.dataset.relabelled.to_csv())
     else:
         # the run continues from an older state, and will write these again
-        set_aside_damaged(folder.state, stopped.state)
+        state_folder.set_aside_damaged(folder.state, stopped.state)
         drop_rows_after(
             folder, stopped.step, unvalidated=stopped.unvalidated, trains_on=not finished
         )
     if not finished:
-        write_yaml(folder.config, run.settings_to_store())
+        merging.write_yaml(folder.config, run.settings_to_store())
 
 
 def restore_state(run: Run, stopped: StoppedRun) -> None:
@@ -278,18 +261,18 @@ def restore_state(run: Run, stopped: StoppedRun) -> None:
         CheckpointError: the state is of other parts.
     """
     # before the tensors, of which other classes need others
-    manifest = read_manifest(stopped.state)
+    manifest = state_folder.read_manifest(stopped.state)
     began_with = manifest["values"].get("progress", {}).get("data")
     # a state without progress is refused by `load_state`
     if began_with not in (None, run.plan.dataset.identity):
         raise _other_data(run, manifest["settings"].get("data"))
-    load_state(stopped.state, run.registry)
+    state_folder.load_state(stopped.state, run.registry)
     if run.held_out is not None and run.progress.best_epoch:
         run.held_out.load(run.folder.held_out)
     run.log.info(f"resuming from step {run.progress.step} ({stopped.state})")
 
 
-def _other_data(run: Run, began_with: str | None) -> DataError:
+def _other_data(run: Run, began_with: str | None) -> errors.DataError:
     """Return an error that names the changes of the data since the run began.
 
     Args:
@@ -303,7 +286,7 @@ def _other_data(run: Run, began_with: str | None) -> DataError:
     # a moved folder may lack images; another folder has different ones
     if began_with not in (None, data) and (began_with in NAMES or Path(began_with).exists()):
         mend = f"leave out DATA to continue with {began_with}"
-    return DataError(
+    return errors.DataError(
         f"{data}: the images, labels or classes differ from those that the run {run.folder.root} "
         f"started with; {mend}, or start afresh"
     )

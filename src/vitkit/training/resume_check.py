@@ -5,8 +5,6 @@ SIGKILLs itself in the middle and is resumed. The state that decides the next st
 the end of both.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -18,12 +16,9 @@ from pathlib import Path
 
 from vitkit.data.loading.loader import Batch
 from vitkit.errors import SettingError, VitkitError
-from vitkit.training.config.contradictions import resolve_defaults
-from vitkit.training.config.merging import layered, read_yaml
+from vitkit.training import plan, recipes, resume
+from vitkit.training.config import contradictions, merging
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.plan import make_plan
-from vitkit.training.recipes import recipe_settings
-from vitkit.training.resume import resumed_settings
 from vitkit.training.state.state_folder import newest_state, run_hash
 from vitkit.training.train import train
 from vitkit.training.trainer import Callback, Trainer
@@ -77,9 +72,9 @@ def prove_resume(config: TrainConfig) -> Proof:
         VitkitError: one of the processes failed; its last line.
     """
     # as in the runs below, which have no trackers
-    config = resolve_defaults(config, recipe_settings(config.recipe))[0]
+    config = contradictions.resolve_defaults(config, recipes.recipe_settings(config.recipe))[0]
     config = replace(config, logger=())
-    steps = 0 if config.probe else min(STEPS, make_plan(config).total_steps)
+    steps = 0 if config.probe else min(STEPS, plan.make_plan(config).total_steps)
     if steps < 2:
         raise SettingError(
             "--prove-resume needs at least 2 training steps; raise --epochs, or leave out --probe"
@@ -93,7 +88,7 @@ def prove_resume(config: TrainConfig) -> Proof:
     with tempfile.TemporaryDirectory() as place:
         straight, killed = Path(place) / "straight", Path(place) / "killed"
         _child(short | {"output": str(straight)})
-        decided = read_yaml(straight / "config.yaml")
+        decided = merging.read_yaml(straight / "config.yaml")
         # the other run must not decide them again
         short |= {name: decided[name] for name in DECIDED}
         _child(short | {"output": str(killed)}, killed_at)
@@ -127,4 +122,7 @@ class KillBeforeStep(Callback):
 
 if __name__ == "__main__":
     asked = json.loads(sys.argv[1])
-    train(TrainConfig(**layered(resumed_settings(asked["resume"], None), asked)), [KillBeforeStep])
+    train(
+        TrainConfig(**merging.layered(resume.resumed_settings(asked["resume"], None), asked)),
+        [KillBeforeStep],
+    )

@@ -11,17 +11,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import optim
 
-from vitkit.distributed import ProcessGroup
-from vitkit.errors import Interrupted
-from vitkit.evaluation.loop import LabelledLogits, predict_batches
+from vitkit import distributed, errors, process
+from vitkit.evaluation import loop, temperature
 from vitkit.evaluation.metrics import Metrics
-from vitkit.evaluation.temperature import HeldOutLogits
 from vitkit.messages import plural
 from vitkit.models.vit import ViT
 from vitkit.plots.html import html_table
-from vitkit.process import StopFlag
-from vitkit.training.config.merging import with_flat_spec
-from vitkit.training.config.passed_objects import how_to_resume
+from vitkit.training.config import merging, passed_objects
 from vitkit.training.config.train_config import USUAL, TrainConfig
 from vitkit.training.monitoring.figures import LearningCurves
 from vitkit.training.monitoring.run_log import RunLog, epochs_per_line
@@ -83,8 +79,8 @@ class Run:
     plan: Plan
     folder: RunFolder
     log: RunLog
-    world: ProcessGroup
-    stop: StopFlag
+    world: distributed.ProcessGroup
+    stop: process.StopFlag
     model: ViT
     optimizer: optim.Optimizer
     progress: Progress
@@ -93,14 +89,14 @@ class Run:
     ema: EMA[ViT] | None = None
     epoch_result: EpochResult | None = None
     further: Sequence[Callback] = ()
-    held_out: HeldOutLogits | None = field(init=False)
+    held_out: temperature.HeldOutLogits | None = field(init=False)
     _started: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         val = self.plan.dataset.splits.get("val")
         classes = self.plan.spec.num_classes
         # filled by each validation; a resumed run reads those of its earlier part first
-        self.held_out = None if val is None else HeldOutLogits(len(val), classes)
+        self.held_out = None if val is None else temperature.HeldOutLogits(len(val), classes)
 
     @property
     def model_to_save(self) -> ViT:
@@ -126,7 +122,7 @@ class Run:
 
     def how_to_resume(self) -> str:
         """Return the command that resumes this run, or the call where objects were passed."""
-        return how_to_resume(self.plan.config, self.folder.root)
+        return passed_objects.how_to_resume(self.plan.config, self.folder.root)
 
     def resume_hint(self) -> str:
         """Return a line on the newest state of the run, and how to resume from it."""
@@ -137,10 +133,10 @@ class Run:
         root = str(self.folder.root)
         return replace(self.plan.config, output=root, resume=None, overwrite=False).to_json()
 
-    def interrupted(self, signum: int) -> Interrupted:
+    def interrupted(self, signum: int) -> errors.Interrupted:
         """Return the error for a run that a signal ended, after saving."""
         step = f"step {self.progress.step} of {self.plan.total_steps}"
-        return Interrupted(
+        return errors.Interrupted(
             signum, f"stopped at {step}; everything is saved, {self.how_to_resume()}"
         )
 
@@ -151,7 +147,7 @@ BATCH_SIZE = 256
 """Images of one evaluation batch of a process, as in `vitkit eval`."""
 
 
-def evaluate_split(run: Run, split: str, model: ViT) -> Iterator[LabelledLogits]:
+def evaluate_split(run: Run, split: str, model: ViT) -> Iterator[loop.LabelledLogits]:
     """Yield the outputs of a model for this process's images of a split, in float32.
 
     The run may train in bfloat16: its scores are those that the file of weights has elsewhere.
@@ -168,7 +164,7 @@ def evaluate_split(run: Run, split: str, model: ViT) -> Iterator[LabelledLogits]
     images, sharded = plan.dataset.splits[split], has_shards(model)
     # Starting loader processes takes longer than one batch.
     workers = plan.workers if len(images) > BATCH_SIZE else 0
-    batches = predict_batches(
+    batches = loop.predict_batches(
         model.eval(),
         images,
         plan.preprocess,
@@ -333,7 +329,7 @@ def _settings_shown(config: TrainConfig) -> str:
         shown.pop("img_size", None)
     changed = [
         f"{name} {value:.10g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in with_flat_spec(shown).items()
+        for name, value in merging.with_flat_spec(shown).items()
         if name not in IN_LINE_ON_MODEL
     ]
     return ", ".join(changed) or "all have their defaults"

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from vitkit import errors, messages
 from vitkit.data.sources.image_folder import refuse_run_folder
 from vitkit.data.sources.open import NAMES
-from vitkit.errors import OutputError, SettingError
 from vitkit.io.atomic import output_error
-from vitkit.messages import nearest_parent
 from vitkit.training.config.train_config import DEFAULT_MODEL, TrainConfig, leaves_model_open
 from vitkit.training.state.state_folder import list_states
 
@@ -115,7 +114,7 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)  # refuse at once instead of waiting
     except Timeout:
-        raise OutputError(
+        raise errors.OutputError(
             f"{folder} is in use by another process; wait for it to end, stop it, or choose "
             "another --output"
         ) from None
@@ -139,13 +138,13 @@ def resumed_folder(resume: str, output: str | None) -> RunFolder | None:
         OutputError: the run does not exist, or has no saved state.
     """
     if resume == "auto" and not output:
-        raise SettingError("--resume auto needs --output, the run folder to resume")
+        raise errors.SettingError("--resume auto needs --output, the run folder to resume")
     folder = RunFolder(Path(os.path.expanduser(output or "" if resume == "auto" else resume)))
     if os.path.isfile(folder.config) and list_states(folder.state):
         return folder
     if resume == "auto":
         return None
-    problem = f"no such run folder; {nearest_parent(folder.root)}"
+    problem = f"no such run folder; {messages.nearest_parent(folder.root)}"
     if folder.root.is_dir():
         problem = (
             "not a run folder, it has no config.yaml of a run; name the folder that the run named "
@@ -156,7 +155,7 @@ def resumed_folder(resume: str, output: str | None) -> RunFolder | None:
             f"no saved state in {folder.state}; start without --resume (add --overwrite to rename "
             "this folder), or name one of the folders in it if they are the candidates of --auto"
         )
-    raise OutputError(f"--resume {resume}: {problem}")
+    raise errors.OutputError(f"--resume {resume}: {problem}")
 
 
 def _is_run(folder: RunFolder) -> bool:
@@ -210,7 +209,7 @@ def check_output(config: TrainConfig) -> None:
             "rename the old folder"
         )
     if problem:
-        raise OutputError(f"--output {root} {problem}")
+        raise errors.OutputError(f"--output {root} {problem}")
 
 
 def _refuse_among_data(root: Path, config: TrainConfig) -> None:
@@ -235,7 +234,7 @@ def _refuse_among_data(root: Path, config: TrainConfig) -> None:
             start = f"--output {root}"
             if not config.output:  # the folder of numbered runs
                 start = f"the run would be written to {root}, which"
-            raise OutputError(f"{start} {problem} the data {name}; choose another --output")
+            raise errors.OutputError(f"{start} {problem} the data {name}; choose another --output")
 
 
 def new_folder(config: TrainConfig, log: Callable[[str], object]) -> RunFolder:

@@ -3,20 +3,12 @@
 `state.state_folder` writes a state, and deletes all but the newest two.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vitkit.errors import (
-    DataError,
-    ImageError,
-    LoaderError,
-    SettingError,
-    UserCodeError,
-)
+from vitkit import errors
 from vitkit.evaluation.loop import finite_scores
 from vitkit.evaluation.metrics import Metrics
 from vitkit.messages import plural
@@ -146,17 +138,17 @@ def saved_on_error(run: Run, save: Save) -> Iterator[None]:
     """
     try:
         yield
-    except (ImageError, DataError, UserCodeError) as error:
+    except (errors.ImageError, errors.DataError, errors.UserCodeError) as error:
         end = f"{_save_and_describe(run, save)}: fix it and {run.how_to_resume()}"
-        if isinstance(error, ImageError):
-            raise ImageError(error.name, error.reason, f"{error.detail}; {end}") from error
+        if isinstance(error, errors.ImageError):
+            raise errors.ImageError(error.name, error.reason, f"{error.detail}; {end}") from error
         # the cause has the traceback of the user's own code
         raise type(error)(f"{error}; {end}") from error.__cause__
-    except LoaderError as error:
+    except errors.LoaderError as error:
         save.save_between_steps()
         if run.stops_alone():
             raise run.interrupted(run.stop.signum or 0) from None
-        raise LoaderError(f"{error}; {run.how_to_resume()}") from None
+        raise errors.LoaderError(f"{error}; {run.how_to_resume()}") from None
     except MemoryError:
         raise _out_of_memory(run) from None
 
@@ -169,7 +161,7 @@ def _save_and_describe(run: Run, save: Save) -> str:
     return f"the run stopped at step {run.progress.step}, {saved}"
 
 
-def _out_of_memory(run: Run) -> SettingError:
+def _out_of_memory(run: Run) -> errors.SettingError:
     """Return the error that names the settings that need less memory."""
     plan = run.plan
     config = plan.config
@@ -178,7 +170,7 @@ def _out_of_memory(run: Run) -> SettingError:
     recompute = "pass --grad-checkpointing, or "
     if config.grad_checkpointing:
         recompute = ""
-    return SettingError(
+    return errors.SettingError(
         f"{plan.device} is out of memory with {plural(at_once, 'image')} at once; {recompute}"
         f"start afresh with --grad-accum-steps {2 * parts}, a lower --batch-size or --img-size, or "
         f"a smaller model; {run.resume_hint()}"

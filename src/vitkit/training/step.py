@@ -18,14 +18,10 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn.utils import clip_grad_norm_
 
+from vitkit import devices, distributed, process, randomness, shapes
 from vitkit.data.augmentation.pipeline import ModelInputs
 from vitkit.data.loading.loader import Batch
-from vitkit.devices import seed_generators
-from vitkit.distributed import ProcessGroup, full_tensor, is_sharded, local_tensor
 from vitkit.models.vit import ViT
-from vitkit.process import StopFlag
-from vitkit.randomness import Draw, hash64
-from vitkit.shapes import Loss
 from vitkit.training.optimization.precision import LossScale, Precision, autocast
 
 if TYPE_CHECKING:
@@ -68,7 +64,7 @@ class Objective(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, loss: Loss, precision: Precision, device: torch.device
+        self, model: nn.Module, loss: shapes.Loss, precision: Precision, device: torch.device
     ) -> None:
         super().__init__()
         self.model, self.loss = model, loss
@@ -118,13 +114,13 @@ class TrainingStep:
         clip: float | None = None,
         seed: int = 0,
         compile: bool = False,
-        world: ProcessGroup | None = None,
-        stop: StopFlag | None = None,
+        world: distributed.ProcessGroup | None = None,
+        stop: process.StopFlag | None = None,
     ) -> None:
         self.objective, self.model = objective, objective.model
         self.optimizer, self.transform = optimizer, transform
         self.accumulate, self.clip, self.seed = accumulate, clip, seed
-        self.world, self.stop = world or ProcessGroup(), stop or StopFlag()
+        self.world, self.stop = world or distributed.ProcessGroup(), stop or process.StopFlag()
         self.scale = LossScale() if objective.precision == "float16" else None
         if compile:
             # Sizes that vary (`progressive`) are compiled one by one: with sizes for variables,
@@ -192,22 +188,26 @@ class TrainingStep:
         """Clip the gradient; return its norm before."""
         if self.scale is not None:
             parameters = self.model.parameters()
-            gradients = [local_tensor(p.grad) for p in parameters if p.grad is not None]
+            gradients = [distributed.local_tensor(p.grad) for p in parameters if p.grad is not None]
             torch._foreach_mul_(gradients, 1 / self.scale.scale)
         # with an infinite limit the norm is measured and nothing is clipped
         most = self.clip or math.inf
-        return full_tensor(clip_grad_norm_(self.model.parameters(), most))
+        return distributed.full_tensor(clip_grad_norm_(self.model.parameters(), most))
 
     def _seed(self, step: int, part: int) -> None:
         """Seed torch: dropout is a function of (seed, step, part)."""
         # 63 bits, as torch's seeds are signed
-        seed_generators((int(hash64(self.seed, step, Draw.DROPOUT)) >> 1) + part)
+        devices.seed_generators(
+            (int(randomness.hash64(self.seed, step, randomness.Draw.DROPOUT)) >> 1) + part
+        )
 
 
 # Several processes with a whole model each: wrapped in DDP, which averages their gradients.
 
 
-def _data_parallel(objective: nn.Module, model: nn.Module, world: ProcessGroup) -> nn.Module:
+def _data_parallel(
+    objective: nn.Module, model: nn.Module, world: distributed.ProcessGroup
+) -> nn.Module:
     """Wrap the objective in DDP if several processes each hold the whole model."""
     if world.size == 1 or has_shards(model):
         return objective
@@ -225,7 +225,7 @@ def _data_parallel(objective: nn.Module, model: nn.Module, world: ProcessGroup) 
 
 
 def _exchanging_gradients(
-    wrapped: nn.Module, model: nn.Module, world: ProcessGroup, last: bool
+    wrapped: nn.Module, model: nn.Module, world: distributed.ProcessGroup, last: bool
 ) -> AbstractContextManager[None]:
     """Return the context of a micro-batch: gradients are exchanged only after the last one."""
     if isinstance(wrapped, nn.parallel.DistributedDataParallel):
@@ -244,7 +244,7 @@ def _exchanging_gradients(
 # tensors, `full_tensor`, `local_tensor` and `distribute_like`, are in `vitkit.distributed`.
 
 
-def shard(model: ViT, world: ProcessGroup, device: torch.device) -> None:
+def shard(model: ViT, world: distributed.ProcessGroup, device: torch.device) -> None:
     """Shard every block, and the parameters outside of the blocks, over the processes, in place.
 
     "PyTorch FSDP" (arXiv 2304.11277): the weights of a block are gathered when it is computed and
@@ -267,10 +267,12 @@ def shard(model: ViT, world: ProcessGroup, device: torch.device) -> None:
 
 def has_shards(model: nn.Module) -> bool:
     """Return whether this process holds only a part of the weights."""
-    return any(is_sharded(parameter) for parameter in model.parameters())
+    return any(distributed.is_sharded(parameter) for parameter in model.parameters())
 
 
-def place_like(model: ViT, other: ViT, world: ProcessGroup, device: torch.device) -> ViT:
+def place_like(
+    model: ViT, other: ViT, world: distributed.ProcessGroup, device: torch.device
+) -> ViT:
     """Move an unsharded model to the device, and shard it if another model is sharded.
 
     Args:
@@ -285,7 +287,7 @@ def place_like(model: ViT, other: ViT, world: ProcessGroup, device: torch.device
     return model
 
 
-def unsharded_model(model: ViT, world: ProcessGroup) -> ViT:
+def unsharded_model(model: ViT, world: distributed.ProcessGroup) -> ViT:
     """Gather a sharded model in the first process; every process must call.
 
     Returns:
@@ -296,7 +298,7 @@ def unsharded_model(model: ViT, world: ProcessGroup) -> ViT:
         return model
     gathered = {}
     for name, value in model.state_dict().items():
-        tensor = full_tensor(value)
+        tensor = distributed.full_tensor(value)
         if world.is_main:
             # Moved at once: the device may not hold all tensors unsharded.
             gathered[name] = tensor.cpu()

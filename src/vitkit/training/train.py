@@ -4,8 +4,6 @@ Read from top to bottom: the stopped run, if one is resumed; the plan; the folde
 log; tuning; the optimizer, the state and the step; the loop; the end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -14,14 +12,12 @@ from pathlib import Path
 
 import torch
 
+from vitkit import devices, distributed, errors, process
 from vitkit.data.loading.loader import Batch, batches
-from vitkit.devices import resolve_device
-from vitkit.distributed import ProcessGroup, has_rank, join_process_group
-from vitkit.errors import SettingError
 from vitkit.io.results import import_setting
 from vitkit.models.attention import use_attention
 from vitkit.models.vit import ViT
-from vitkit.process import StopFlag, raise_on_signal, stop_on_signal
+from vitkit.training import initial_weights, resume, saving, step, tuning
 from vitkit.training.callbacks import (
     AverageWeights,
     Evaluate,
@@ -33,27 +29,11 @@ from vitkit.training.callbacks import (
 )
 from vitkit.training.config.passed_objects import how_to_resume, refuse_missing
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.initial_weights import make_model
 from vitkit.training.monitoring.run_log import RunLog
-from vitkit.training.optimization.optimizers import configured_optimizer
-from vitkit.training.optimization.parameters import EMA
-from vitkit.training.optimization.precision import checkpoint_gradients
-from vitkit.training.plan import (
-    Plan,
-    make_plan,
-    make_step,
-)
-from vitkit.training.resume import (
-    StoppedRun,
-    begin_record,
-    find_stopped_run,
-    log_changes,
-    restore_state,
-    settings_to_resume,
-)
+from vitkit.training.optimization import optimizers, parameters, precision
+from vitkit.training.plan import Plan, make_plan, make_step
 from vitkit.training.run import Run, TrainResult, log_model, log_settings
 from vitkit.training.run_folder import RunFolder, check_output, locked, new_folder
-from vitkit.training.saving import Save, saved_on_error
 from vitkit.training.state.registry import (
     ModelPart,
     OptimizerPart,
@@ -61,9 +41,7 @@ from vitkit.training.state.registry import (
     Stateful,
     check_all_registered,
 )
-from vitkit.training.step import shard
 from vitkit.training.trainer import Callback, Trainer
-from vitkit.training.tuning import tune_settings
 
 
 def train(
@@ -87,22 +65,24 @@ def train(
         NonFiniteError: the loss or the gradient is not a finite number.
         Interrupted: SIGINT, SIGTERM, SIGHUP or SIGUSR1 came; everything is saved.
     """
-    if config.devices > 1 and not has_rank():
+    if config.devices > 1 and not distributed.has_rank():
         from vitkit.training.launch import launch
 
         result: TrainResult = launch(config, callbacks)
         return result
     with (
         _own_torch_state(),
-        join_process_group(resolve_device(config.device), config.timeout) as world,
+        distributed.join_process_group(
+            devices.resolve_device(config.device), config.timeout
+        ) as world,
         ExitStack() as stack,
     ):
         refuse_missing(config)
-        stopped = find_stopped_run(config, world, stack)
+        stopped = resume.find_stopped_run(config, world, stack)
         if stopped is None:
             world.broadcast_from_main(lambda: check_output(config))
         else:
-            config, stopped = settings_to_resume(config, stopped)
+            config, stopped = resume.settings_to_resume(config, stopped)
         plan = _make_plan_in_turn(config, world, resumes=stopped is not None)
         # before the folder is created, which a wrong callback would leave behind
         further = [*(make() for make in callbacks), *map(_user_callback, config.callbacks)]
@@ -125,7 +105,9 @@ def _own_torch_state() -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
-def _make_plan_in_turn(config: TrainConfig, world: ProcessGroup, *, resumes: bool) -> Plan:
+def _make_plan_in_turn(
+    config: TrainConfig, world: distributed.ProcessGroup, *, resumes: bool
+) -> Plan:
     """Make the plan on the first process first, so that the other processes read its caches."""
     plans: list[Plan] = []
     world.broadcast_from_main(lambda: plans.append(make_plan(config, world, resumes=resumes)))
@@ -135,7 +117,9 @@ def _make_plan_in_turn(config: TrainConfig, world: ProcessGroup, *, resumes: boo
     return make_plan(config, world, resumes=resumes)
 
 
-def _begin(plan: Plan, stopped: StoppedRun | None, world: ProcessGroup, stack: ExitStack) -> Run:
+def _begin(
+    plan: Plan, stopped: resume.StoppedRun | None, world: distributed.ProcessGroup, stack: ExitStack
+) -> Run:
     """Claim the folder, build the model, open the log, tune, and make the parts of the run.
 
     Args:
@@ -156,7 +140,7 @@ def _begin(plan: Plan, stopped: StoppedRun | None, world: ProcessGroup, stack: E
     torch.set_num_threads(plan.config.threads or 1)
     # the initial weights come from this generator, all further draws from (seed, step)
     torch.manual_seed(plan.config.seed)
-    model = make_model(plan.spec, plan.weights, plan.config, plan.device)
+    model = initial_weights.make_model(plan.spec, plan.weights, plan.config, plan.device)
     plan = replace(plan, weights=None)  # the model has them
     log = stack.enter_context(
         RunLog(
@@ -168,15 +152,15 @@ def _begin(plan: Plan, stopped: StoppedRun | None, world: ProcessGroup, stack: E
         )
     )
     resume_hint = partial(folder.resume_hint, how_to_resume(plan.config, folder.root))
-    stop = stack.enter_context(stop_on_signal(resume_hint))
+    stop = stack.enter_context(process.stop_on_signal(resume_hint))
     if stopped is not None:
         notes += stopped.notes
     for line in (*plan.notes, *notes):
         log.info(line)
     log_model(plan, log, model)
     resumes = stopped is not None
-    tune = partial(tune_settings, plan, model, log.info, resumes=resumes)
-    with raise_on_signal(resume_hint):
+    tune = partial(tuning.tune_settings, plan, model, log.info, resumes=resumes)
+    with process.raise_on_signal(resume_hint):
         plan = plan.with_settings(world.broadcast_from_main(tune))
     log.set_total(plan.last_step)
     return make_run(plan, folder, log, model, stop, world)
@@ -187,24 +171,24 @@ def make_run(
     folder: RunFolder,
     log: RunLog,
     model: ViT,
-    stop: StopFlag,
-    world: ProcessGroup | None = None,
+    stop: process.StopFlag,
+    world: distributed.ProcessGroup | None = None,
 ) -> Run:
     """Build all parts of a run around a fresh model on the plan's device."""
-    config, world = plan.config, world or ProcessGroup()
+    config, world = plan.config, world or distributed.ProcessGroup()
     if config.attention_kernel != "auto":
         use_attention(model, config.attention_kernel)
         if plan.teacher is not None:
             use_attention(plan.teacher.model, config.attention_kernel)
     # the EMA is a copy of the model, made before checkpointing of gradients and sharding
-    ema = EMA(model, config.model_ema_decay) if config.model_ema else None
-    checkpoint_gradients(model, config.grad_checkpointing)
+    ema = parameters.EMA(model, config.model_ema_decay) if config.model_ema else None
+    precision.checkpoint_gradients(model, config.grad_checkpointing)
     if config.parallel == "fsdp" and world.size > 1:
-        shard(model, world, plan.device)
+        step.shard(model, world, plan.device)
         if ema is not None:
-            shard(ema.model, world, plan.device)
+            step.shard(ema.model, world, plan.device)
     # after sharding, which replaces the parameters
-    optimizer = configured_optimizer(model, config)
+    optimizer = optimizers.configured_optimizer(model, config)
     progress = Progress(data=plan.dataset.identity)
     training_step = make_step(
         plan, model, optimizer, compile=config.compile, world=world, stop=stop
@@ -242,7 +226,7 @@ def _fit_probe(run: Run) -> TrainResult:
 
     folder = run.folder
     _prepare(run, None)
-    with raise_on_signal(run.resume_hint):
+    with process.raise_on_signal(run.resume_hint):
         if run.plan.config.probe == "knn":
             end = "k-nearest neighbours"
             metrics = evaluate_neighbours(run)
@@ -250,19 +234,19 @@ def _fit_probe(run: Run) -> TrainResult:
             end = "a linear probe"
             scores = fit_linear_probe(run)
             for path in (folder.best, folder.last):
-                Save(run).save_weights(path, scores)
+                saving.Save(run).save_weights(path, scores)
             metrics = finish_run(run, end)
     return TrainResult(folder.root, folder.best, folder.last, metrics, end)
 
 
 def _make_steps(
-    run: Run, stopped: StoppedRun | None, time_left: Callable[[], float] | None = None
+    run: Run, stopped: resume.StoppedRun | None, time_left: Callable[[], float] | None = None
 ) -> TrainResult:
     """Make the remaining steps, and finish."""
     plan, folder, progress = run.plan, run.folder, run.progress
-    report, stop, save = ReportProgress(run), Stop(run), Save(run)
+    report, stop, save = ReportProgress(run), Stop(run), saving.Save(run)
     if stopped is not None:
-        restore_state(run, stopped)
+        resume.restore_state(run, stopped)
         save.saved_step = progress.step
     # a run may be over by patience before its last step
     over = progress.step >= plan.last_step or stop.out_of_patience() is not None
@@ -283,7 +267,7 @@ def _make_steps(
     for part in (run, *callbacks):
         check_all_registered(part, run.registry)
     run.restart_clock()
-    with saved_on_error(run, save):
+    with saving.saved_on_error(run, save):
         trainer.run()
         end = trainer.stopped or run.plan.end_in_words(progress.step)
         from vitkit.training.finish import finish_run  # most of it runs only now
@@ -292,7 +276,7 @@ def _make_steps(
     return TrainResult(folder.root, folder.best, folder.last, metrics, end)
 
 
-def _prepare(run: Run, stopped: StoppedRun | None, *, finished: bool = False) -> None:
+def _prepare(run: Run, stopped: resume.StoppedRun | None, *, finished: bool = False) -> None:
     """Begin the record of the run, and log its settings and how it continues.
 
     Args:
@@ -303,9 +287,9 @@ def _prepare(run: Run, stopped: StoppedRun | None, *, finished: bool = False) ->
     log, world, config = run.log, run.world, run.plan.config
     if stopped is None and config.resume == "auto":
         log.info(f"nothing to resume in {run.folder.root}; starting a new run")
-    world.broadcast_from_main(lambda: begin_record(run, stopped, finished=finished))
+    world.broadcast_from_main(lambda: resume.begin_record(run, stopped, finished=finished))
     if stopped is not None:
-        log_changes(run, stopped, finished=finished)
+        resume.log_changes(run, stopped, finished=finished)
     if not finished:
         log_settings(run)
     # services are started by one process, too
@@ -316,7 +300,7 @@ def callbacks_of(
     run: Run,
     report: ReportProgress,
     stop: Stop,
-    save: Save,
+    save: saving.Save,
     time_left: Callable[[], float] | None = None,
 ) -> list[Callback]:
     """List the callbacks of a run, in the order that exact resuming needs."""
@@ -351,7 +335,7 @@ def _user_callback(name: str) -> Callback:
         except Exception as error:  # noqa: BLE001 - whatever the user's class or function raises
             problem = f"; it raised {type(error).__name__}: {error}"
     if not isinstance(made, Callback):
-        raise SettingError(
+        raise errors.SettingError(
             f"--callbacks {name} must be a vitkit.Callback, or a class or function without "
             f"arguments that makes one{problem}"
         )

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 
+from vitkit import devices, errors
 from vitkit.data.loading.loader import Batch
-from vitkit.devices import is_out_of_memory
-from vitkit.errors import UserCodeError, VitkitError
 from vitkit.training.state.registry import Progress
 from vitkit.training.step import StepResult, TrainingStep
 
@@ -74,10 +73,10 @@ def call_event(callback: Callback, event: str, *arguments: object) -> None:
         getattr(callback, event)(*arguments)
     except Exception as error:  # a callback of the user may raise anything
         # errors of vitkit have their message; one of vitkit's callbacks is a bug
-        if isinstance(error, VitkitError) or _is_own(callback):
+        if isinstance(error, errors.VitkitError) or _is_own(callback):
             raise
         name = f"the callback {type(callback).__qualname__}"
-        raise UserCodeError.raised_by(name, error, f"in {event}") from error
+        raise errors.UserCodeError.raised_by(name, error, f"in {event}") from error
 
 
 def _is_own(callback: Callback) -> bool:
@@ -193,7 +192,7 @@ class Trainer:
         try:
             result = self.training_step(batch, self.progress.step)
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
+            if not devices.is_out_of_memory(error):
                 raise
             result = None
         if result is None:  # raised out here, where no exception keeps the step's tensors alive

@@ -3,8 +3,6 @@
 The results are settings like any others: they are written to config.yaml and kept on resume.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
@@ -12,10 +10,7 @@ import torch
 from vitkit.errors import SettingError
 from vitkit.models.vit import ViT
 from vitkit.training.config.meaning import Settings
-from vitkit.training.optimization.precision import (
-    choose_kernel,
-    choose_precision,
-)
+from vitkit.training.optimization.precision import choose_kernel, choose_precision
 from vitkit.training.plan import Plan
 
 

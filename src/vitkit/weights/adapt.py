@@ -4,8 +4,6 @@ Each change is requested and reported; a checkpoint keeps its sizes, its head an
 otherwise. Steps that change the output name the method that was used.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,10 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from vitkit import errors, messages
 from vitkit.data.datasets.splitting import match_classes
-from vitkit.errors import CheckpointError, SpecError
 from vitkit.frozen import frozen
-from vitkit.messages import did_you_mean
 from vitkit.models.interface.classifier import fresh_heads, is_of_head
 from vitkit.spec import Channel, Count, Fit, Preprocess, Resampling, Size, ViTSpec
 from vitkit.weights.checkpoint import Checkpoint, texts
@@ -33,7 +30,7 @@ MEASURED = ("metrics", "temperature")
 """Metadata measured on a model's logits, which do not hold after a change of them."""
 
 
-@frozen(raises=SpecError)
+@frozen(raises=errors.SpecError)
 class Adaptation:
     """The changes to make to a checkpoint; fields that are not given stay as they are."""
 
@@ -81,7 +78,7 @@ def adapt(checkpoint: Checkpoint, **changes: Any) -> Checkpoint:
             a class that is not known.
     """
     if not isinstance(checkpoint, Checkpoint):
-        raise CheckpointError(
+        raise errors.CheckpointError(
             "adapt takes a checkpoint, as vitkit.load returns it, not a "
             f"{type(checkpoint).__name__}; to change only the sizes of a model, use "
             "vitkit.resized"
@@ -176,7 +173,7 @@ def _with_normalisation(
     _refuse_stem(spec, "mean and std")
     new = old.replace(mean=mean or old.mean, std=std or old.std)
     if new.channels != spec.in_channels:
-        raise SpecError(
+        raise errors.SpecError(
             f"mean and std have {new.channels} channels, and the model has {spec.in_channels}"
         )
     spec, state = _folded(spec, adapted.model.state_dict(), old, new.mean, new.std)
@@ -242,23 +239,23 @@ def _rows_of(names: Sequence[str], count: int | None, known: Sequence[str]) -> t
         SpecError: no names, one twice, another count, or classes that are unknown or ambiguous.
     """
     if not names:
-        raise SpecError("classes is empty; to remove the head, pass num_classes=0")
+        raise errors.SpecError("classes is empty; to remove the head, pass num_classes=0")
     twice = [name for name, times in Counter(names).items() if times > 1]
     if twice:
-        raise SpecError(f"classes names {twice[0]!r} twice; name each class once")
+        raise errors.SpecError(f"classes names {twice[0]!r} twice; name each class once")
     if count not in (None, len(names)):
-        raise SpecError(
+        raise errors.SpecError(
             f"num_classes {count} does not match {len(names)} class names; pass only one of them"
         )
     match = match_classes(names, known)
     if match.unknown:
-        near = did_you_mean(match.unknown[0], dict.fromkeys(known))
-        raise SpecError(
+        near = messages.did_you_mean(match.unknown[0], dict.fromkeys(known))
+        raise errors.SpecError(
             f"the checkpoint lacks {len(match.unknown)} of the classes: "
             f"{', '.join(match.unknown[:5])}{near}; for a new head, pass num_classes={len(names)}"
         )
     if match.ambiguous:
-        raise SpecError(
+        raise errors.SpecError(
             f"the checkpoint has several classes called {match.ambiguous[0]!r}; choose others"
         )
     return match.indices
@@ -288,7 +285,7 @@ def _with_fresh_head(adapted: Checkpoint, count: int, steps: list[Step]) -> Chec
 def _refuse_stem(spec: ViTSpec, change: str) -> None:
     """Raise `SpecError` for a change that needs tokens linear in the pixels."""
     if spec.stem not in LINEAR_STEMS:
-        raise SpecError(
+        raise errors.SpecError(
             f"{change} cannot be changed with stem {spec.stem!r}, whose tokens are not linear in "
             "the pixels; train a model with the channels and normalisation that you need"
         )

@@ -4,8 +4,6 @@ Names are timm's where timm has one (`vit_base_patch16_224.augreg2_in21k_ft_in1k
 and its own name (`google/sam/ViT-B_16`); a preset's name alone means the first of its checkpoints.
 """
 
-from __future__ import annotations
-
 import csv
 import functools
 import os
@@ -19,12 +17,10 @@ from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import Any, Literal
 
-from vitkit.errors import CheckpointError, SettingError
+from vitkit import errors, messages, other_names
 from vitkit.io.untrusted import refuse
-from vitkit.messages import TRUST, did_you_mean
 from vitkit.models.presets import preset as preset_spec
 from vitkit.models.presets import table
-from vitkit.other_names import usual_name
 from vitkit.spec import Preprocess, ViTSpec
 
 IMAGE_STATISTICS = {
@@ -170,7 +166,7 @@ def find(name: str) -> CatalogueEntry:
         SettingError: no such entry, with those that are nearest; a model without published weights.
     """
     entries = catalogue()
-    name = usual_name(name, table())
+    name = other_names.usual_name(name, table())
     if name in entries:
         return entries[name]
     of_preset = published(name)
@@ -180,18 +176,18 @@ def find(name: str) -> CatalogueEntry:
     tags = [other.partition(".")[2] for other in entries if other.startswith(f"{model}.")]
     problem = f"there is no checkpoint {name!r}{suggested(name)}"
     if tags:
-        near = did_you_mean(tag, tags)
+        near = messages.did_you_mean(tag, tags)
         problem = f"{model} has no checkpoint {tag!r}{near}; it has {', '.join(tags)}"
     elif model in table():
         problem = f"no weights are published for {model}"
-    raise SettingError(f"{problem}; `vitkit models --pretrained` lists all")
+    raise errors.SettingError(f"{problem}; `vitkit models --pretrained` lists all")
 
 
 def suggested(name: str) -> str:
     """Return a hint with the names that are nearest, empty if none is near."""
     entries = catalogue()
     presets = {entry.preset: None for entry in entries.values()}
-    return did_you_mean(name, [*entries, *presets], count=3)
+    return messages.did_you_mean(name, [*entries, *presets], count=3)
 
 
 def published(preset: str) -> list[CatalogueEntry]:
@@ -319,7 +315,7 @@ def locate(name: str | Path, *, trust_pickle: bool = False) -> tuple[Path, Catal
         kind = f"a {type(name).__name__} is not the path, the address or the name of a checkpoint"
         if not str(name):
             kind = "the name of the weights is empty"
-        raise CheckpointError(f"{kind}; vitkit.save and model.save_pretrained write one")
+        raise errors.CheckpointError(f"{kind}; vitkit.save and model.save_pretrained write one")
     # The catalogue has facts that the file lacks, for its names and addresses.
     entry = known(name)
     if entry is not None:
@@ -353,7 +349,7 @@ def _from_hub(address: str, trust_pickle: bool) -> Path:
     parts = [] if match is None else (match["file"] or ".").split("/")
     # A file must be inside the repository: neither absolute nor with "..".
     if match is None or not parts[0] or ".." in parts:
-        raise CheckpointError(
+        raise errors.CheckpointError(
             f"{address}: expected hf://owner/name, hf://owner/name@revision, "
             f"hf://owner/name:file, timm://name or https://host/file"
         )
@@ -376,7 +372,7 @@ def _from_hub(address: str, trust_pickle: bool) -> Path:
         return folder
     problem = (
         f"has no model.safetensors; name one of its files ({address}:FILE), or, if you trust the "
-        f"source of its pickle, {TRUST}"
+        f"source of its pickle, {messages.TRUST}"
     )
     refuse(address, {problem: not trust_pickle})
     return _snapshot(address, name, revision, [*SAFE_FILES, *PICKLED_FILES])
@@ -384,7 +380,9 @@ def _from_hub(address: str, trust_pickle: bool) -> Path:
 
 def _check_ending(address: str, file: str, trust_pickle: bool) -> None:
     """Refuse other files than weights, and pickles without trust, before anything is fetched."""
-    untrusted = f"is a pickle, and loading a pickle can run code; if you trust the source, {TRUST}"
+    untrusted = (
+        f"is a pickle, and loading a pickle can run code; if you trust the source, {messages.TRUST}"
+    )
     problems = {
         f"expected a name that ends in one of {', '.join(WEIGHTS_ENDINGS)}": (
             not file.endswith(WEIGHTS_ENDINGS)
@@ -405,7 +403,7 @@ def _snapshot(address: str, name: str, revision: str | None, patterns: list[str]
         reason = f"cannot be downloaded: {first}; try again, or pass a file"
         for kind in type(error).__mro__:
             reason = HUB_REASONS.get(kind.__name__, reason)
-        raise CheckpointError(f"{address}: {reason}") from None
+        raise errors.CheckpointError(f"{address}: {reason}") from None
 
 
 def hub_errors() -> tuple[type[BaseException], ...]:

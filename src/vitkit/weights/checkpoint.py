@@ -7,8 +7,6 @@ writer adds (recipe, metrics, data fingerprint, licence). Reading checks all of 
 header's shapes before any tensor is read. `formats.vitkit` writes it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

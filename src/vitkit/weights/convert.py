@@ -1,7 +1,5 @@
 """Converting any format to any other, with a report of all changes and a verified result."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -9,20 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from vitkit.errors import CheckpointError
+from vitkit import errors, messages
 from vitkit.io.results import nonempty_path
-from vitkit.messages import escape
 from vitkit.models.vit import ViT
 from vitkit.spec import Preprocess, ViTSpec
+from vitkit.weights import load, verify, write
 from vitkit.weights.adapt import adapt as adapt_checkpoint
 from vitkit.weights.checkpoint import OWN_FORMAT, Checkpoint, texts
 from vitkit.weights.formats.format import STEP_KINDS, Step
 from vitkit.weights.inspection import Inspection, inspect
-from vitkit.weights.load import load_with
-from vitkit.weights.verify import reference_logits
-from vitkit.weights.write import refuse_unknown_format, write_checkpoint
 
 
 @dataclass(frozen=True)
@@ -61,7 +55,7 @@ class ConversionReport:
     def __str__(self) -> str:
         lines = [f"{self.source} -> {self.target}: {self.kept} tensors kept"]
         for name in ("folded", "approximated", "lost", "notes"):
-            lines += [f"  {name}: {escape(line)}" for line in getattr(self, name)]
+            lines += [f"  {name}: {messages.escape(line)}" for line in getattr(self, name)]
         if self.unproved:
             lines.append(f"  not verified by another library: {self.unproved}")
         result = f"largest difference of the logits {self.max_difference:.2e}"
@@ -110,13 +104,15 @@ def convert(
         SpecError: an adaptation that is not possible.
         OutputError: `out` is empty, exists already or cannot be written; no file is replaced.
     """
-    refuse_unknown_format(to)
+    write.refuse_unknown_format(to)
     out = nonempty_path(out, "out")
-    checkpoint = load_with(path, model=model, trust_pickle=trust_pickle, strict=strict, **overrides)
+    checkpoint = load.load_with(
+        path, model=model, trust_pickle=trust_pickle, strict=strict, **overrides
+    )
     before, earlier = checkpoint.model.state_dict(), len(texts(checkpoint.metadata, "adapted"))
     if adapt:
         checkpoint = adapt_checkpoint(checkpoint, **adapt)
-    stored = write_checkpoint(checkpoint, out, to, allow_lossy, before)
+    stored = write.write_checkpoint(checkpoint, out, to, allow_lossy, before)
     # A format of one file is read by that file, others by their folder.
     written_path = stored.files[0] if len(stored.files) == 1 else out
     not_stored, notes = _not_stored(written_path, stored.spec, checkpoint, to)
@@ -130,12 +126,12 @@ def convert(
     del checkpoint, before  # their weights are freed before the written ones are loaded
     found, proved_by, unproved = None, OWN_FORMAT, ""
     if to != OWN_FORMAT:
-        found, proved_by = reference_logits(to, written_path, stored.spec, image)
+        found, proved_by = verify.reference_logits(to, written_path, stored.spec, image)
     if found is None:
         # No library can run it: read it again, with the fields that the file has no place for.
         if to != OWN_FORMAT:
             proved_by, unproved = OWN_FORMAT, proved_by
-        found = _logits(load_with(written_path, **not_stored).model, image)
+        found = _logits(load.load_with(written_path, **not_stored).model, image)
     difference = float("nan")
     if found.shape == expected.shape:
         difference = float((found - expected).abs().max())
@@ -153,8 +149,8 @@ def convert(
 
 
 @torch.no_grad()
-def _logits(model: ViT, images: Tensor) -> Tensor:
-    logits: Tensor = model.eval()(images)
+def _logits(model: ViT, images: torch.Tensor) -> torch.Tensor:
+    logits: torch.Tensor = model.eval()(images)
     return logits
 
 
@@ -175,7 +171,7 @@ def _not_stored(
     found: Inspection | None
     try:
         found = inspect(path)
-    except CheckpointError:  # an oblong image size, which no shape shows
+    except errors.CheckpointError:  # an oblong image size, which no shape shows
         found = None
     if found is None or found.spec.image_size != spec.image_size:
         not_stored["image_size"] = spec.image_size

@@ -29,18 +29,9 @@ from numpy.lib import format as npy
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vitkit.errors import CheckpointError
+from vitkit import errors, messages
+from vitkit.io import untrusted
 from vitkit.io.atomic import FileWriter
-from vitkit.io.untrusted import (
-    MAX_TENSORS,
-    READ_ERRORS,
-    Documents,
-    checked_entries,
-    parse_json,
-    read_json,
-    refuse,
-)
-from vitkit.messages import nearest_parent
 from vitkit.weights.pickles import PICKLE_ENDINGS, read_pickle
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
@@ -136,9 +127,9 @@ class Source(Mapping[str, Tensor]):
         try:
             tensor = self.tensors[name].read()
             problem = unusable_numbers(tensor)
-        except READ_ERRORS as error:
+        except untrusted.READ_ERRORS as error:
             problem = f"cannot be read: {error}"
-        refuse(self.header.path, {f"{name}: {problem}": problem})
+        untrusted.refuse(self.header.path, {f"{name}: {problem}": problem})
         return tensor
 
     def __contains__(self, name: object) -> bool:
@@ -186,7 +177,7 @@ class Source(Mapping[str, Tensor]):
         """
         names = {name: rename(name) for name in self}
         if clash is not None and len(set(names.values())) < len(names):
-            raise CheckpointError(clash)
+            raise errors.CheckpointError(clash)
         return self.renamed(names, *notes)
 
 
@@ -267,7 +258,7 @@ def open_source(path: Path, *, trust_pickle: bool = False) -> Source:
         path = _weights_of(path)
     _check_file(path)
     # Read only when a format asks for one: a broken document that no format needs is no error.
-    documents = Documents(path.parent)
+    documents = untrusted.Documents(path.parent)
     if path.name.endswith(".index.json"):
         return _open_shards(path, documents, trust_pickle)
     return _open_file(path, documents, trust_pickle)
@@ -284,7 +275,7 @@ def _weights_of(folder: Path) -> Path:
     if last.is_file():  # a run that was stopped in its first epoch
         reason = "has no weights/best.safetensors, as no epoch of this run is complete"
         remedy = f"name {last}"
-    raise CheckpointError(f"{folder} {reason}; {remedy}")
+    raise errors.CheckpointError(f"{folder} {reason}; {remedy}")
 
 
 def _check_file(path: Path) -> None:
@@ -303,10 +294,10 @@ def _check_file(path: Path) -> None:
                 if start.lower().startswith(magic):
                     problem = message
         except (FileNotFoundError, NotADirectoryError):
-            problem = f"no such file; {nearest_parent(path)}"
+            problem = f"no such file; {messages.nearest_parent(path)}"
         except OSError as error:
             problem = f"cannot be opened: {error.strerror}"
-    refuse(path, {problem: problem})
+    untrusted.refuse(path, {problem: problem})
 
 
 def _open_file(path: Path, documents: Mapping[str, dict[str, Any]], trust: bool) -> Source:
@@ -314,7 +305,7 @@ def _open_file(path: Path, documents: Mapping[str, dict[str, Any]], trust: bool)
     header = Header(path, documents=documents)
     endings = (".safetensors", ".npz", *PICKLE_ENDINGS)
     ending = f"ends in {path.suffix or 'nothing'}; expected {', '.join(endings)}"
-    refuse(path, {ending: not path.name.endswith(endings)})
+    untrusted.refuse(path, {ending: not path.name.endswith(endings)})
     # By the ending: trying readers one after the other would run the pickle reader on anything.
     if path.name.endswith(PICKLE_ENDINGS):
         source = _open_pickle(header, trust)
@@ -325,23 +316,24 @@ def _open_file(path: Path, documents: Mapping[str, dict[str, Any]], trust: bool)
     empty = [side for shape in source.header.shapes.values() if 0 in shape for side in shape]
     count, longest = len(source), max(empty, default=0)
     problems = {
-        f"{count} tensors are too many; at most {MAX_TENSORS} are read": count > MAX_TENSORS,
+        f"{count} tensors are too many; at most {untrusted.MAX_TENSORS} are read": count
+        > untrusted.MAX_TENSORS,
         f"an empty tensor has a side of {longest}; at most {LONGEST_EMPTY} is read": (
             longest > LONGEST_EMPTY
         ),
     }
     with ExitStack() as files:
         files.enter_context(source)
-        refuse(path, problems)
+        untrusted.refuse(path, problems)
         files.pop_all()
     return source
 
 
 def _open_shards(path: Path, documents: Mapping[str, dict[str, Any]], trust: bool) -> Source:
     """Open all files of a sharded checkpoint by its index, `{"weight_map": {tensor: file}}`."""
-    weight_map = read_json(path).get("weight_map")
+    weight_map = untrusted.read_json(path).get("weight_map")
     no_map = not isinstance(weight_map, dict) or not weight_map
-    refuse(path, {"expected a `weight_map` from tensor names to files": no_map})
+    untrusted.refuse(path, {"expected a `weight_map` from tensor names to files": no_map})
     tensors: dict[str, ComputedTensor] = {}
     shards: dict[str, Source] = {}
     with ExitStack() as files:
@@ -350,13 +342,13 @@ def _open_shards(path: Path, documents: Mapping[str, dict[str, Any]], trust: boo
             # The index is untrusted: it may only name files of weights in its own folder.
             is_weights = name.endswith((".safetensors", *PICKLE_ENDINGS))
             outside = f"the shard {name!r} is not a weights file, or lies outside of the folder"
-            refuse(path, {outside: not is_weights or Path(name).name != name})
+            untrusted.refuse(path, {outside: not is_weights or Path(name).name != name})
             # Each file is opened once, however many tensors the index finds in it.
             if name not in shards:
                 _check_file(path.parent / name)
                 shard = _open_file(path.parent / name, {}, trust)
                 shards[name] = files.enter_context(shard)
-            refuse(path, {f"{tensor} is not in {name}": tensor not in shards[name]})
+            untrusted.refuse(path, {f"{tensor} is not in {name}": tensor not in shards[name]})
             tensors[tensor] = shards[name].tensors[tensor]
         return Source(Header(path, documents=documents), tensors, files.pop_all())
 
@@ -393,10 +385,10 @@ def _open_safetensors(header: Header) -> Source:
                 f"not a safetensors file that vitkit reads: its header has {length} bytes, and at "
                 f"most {LONGEST_HEADER} are read"
             )
-            refuse(path, {too_long: length > LONGEST_HEADER})
+            untrusted.refuse(path, {too_long: length > LONGEST_HEADER})
             with safe_open(path, framework="pt"):
                 pass  # the library checks the whole header as it opens the file
-            entries = parse_json(file.read(length))
+            entries = untrusted.parse_json(file.read(length))
             metadata = entries.pop("__metadata__", None) or {}
             for name, entry in entries.items():
                 dtype, shape = entry["dtype"], tuple(entry["shape"])
@@ -405,8 +397,8 @@ def _open_safetensors(header: Header) -> Source:
                 read = partial(_read_bytes, file, start, dtype, shape)
                 tensors[name] = ComputedTensor(shape, dtype, read)
             return Source(replace(header, metadata=metadata), tensors, files.pop_all())
-    except READ_ERRORS as error:
-        raise CheckpointError(
+    except untrusted.READ_ERRORS as error:
+        raise errors.CheckpointError(
             f"{path}: not a complete safetensors file: {error}; download or save it again"
         ) from None
 
@@ -453,7 +445,7 @@ def safetensors_writer(
         f"{length / 1e6:.1f} MB of metadata, and at most {LONGEST_HEADER / 1e6:g} MB can be "
         "written; keep them in a file of their own"
     )
-    refuse(path, {too_long: length > LONGEST_HEADER})
+    untrusted.refuse(path, {too_long: length > LONGEST_HEADER})
 
     def write(temporary: Path) -> None:
         # The library makes files of mode 600; the umask's mode is restored afterwards.
@@ -479,14 +471,14 @@ def _open_npz(header: Header) -> Source:
     try:
         with ExitStack() as files:
             archive = files.enter_context(zipfile.ZipFile(path))
-            for entry in checked_entries(path, archive):
+            for entry in untrusted.checked_entries(path, archive):
                 name = entry.filename.removesuffix(".npy")
                 with archive.open(entry) as file:
                     shape, dtype = _array_header(f"{path}: {name}", file, entry.file_size)
                 tensors[name] = ComputedTensor(shape, dtype, partial(_read_array, archive, entry))
             return Source(header, tensors, files.pop_all())
-    except READ_ERRORS as error:
-        raise CheckpointError(
+    except untrusted.READ_ERRORS as error:
+        raise errors.CheckpointError(
             f"{path}: not a complete .npz file: {error}; download or save it again"
         ) from None
 
@@ -505,7 +497,7 @@ def _array_header(
     is_number = not dtype.hasobject and dtype.names is None and dtype.itemsize > 0
     fits = min(sides, default=0) >= 0 and math.prod(sides) * dtype.itemsize <= size
     problem = f"declares {dtype} of shape {sides[:8]} in {size} bytes, and is no array of numbers"
-    refuse(name, {problem: not (is_number and fits)})
+    untrusted.refuse(name, {problem: not (is_number and fits)})
     return sides, dtype.str
 
 

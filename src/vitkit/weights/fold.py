@@ -4,14 +4,11 @@
 `lost` ones do not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
 
 from vitkit.models.positions import sincos_1d, sincos_2d
 from vitkit.spec import ViTSpec
@@ -64,7 +61,7 @@ def _fold_layer_scale(spec: ViTSpec, state: State) -> Change:
     return folded, Step("folded", "layer_scale: multiplied into attn.proj and mlp.fc2")
 
 
-def scaled_rows(scale: Tensor, weight: Tensor) -> Tensor:
+def scaled_rows(scale: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Return the weight (or the bias) of a layer with a factor for each output: s * (W x + b).
 
     Args:

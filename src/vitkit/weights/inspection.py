@@ -1,7 +1,5 @@
 """Inspecting a file of weights without building the model or reading its numbers."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping
@@ -11,21 +9,9 @@ from typing import Any
 
 from vitkit.messages import escape, few
 from vitkit.spec import Preprocess, ViTSpec
-from vitkit.weights.catalogue import CatalogueEntry
-from vitkit.weights.checkpoint import (
-    ASSUMED,
-    OWN_FORMAT,
-    Description,
-    assumed_names,
-    check_description,
-    names_are_assumed,
-    tensor_shapes,
-)
-from vitkit.weights.files import Header, Source
+from vitkit.weights import catalogue, checkpoint, files, load, recognise_format
 from vitkit.weights.formats.format import Inferred, Sure
 from vitkit.weights.formats.keys import PARTIAL_HINT, match_keys, named_errors
-from vitkit.weights.load import opened
-from vitkit.weights.recognise_format import Hints, recognise
 
 SHOWN_APART = ("spec", "preprocess", "classes", "sha256", "format_version")
 """Entries of a vitkit file's description that are not repeated in `Inspection.metadata`."""
@@ -127,8 +113,8 @@ def inspect(
     Raises:
         CheckpointError, SettingError, SpecError: as for `load`.
     """
-    hints = Hints.for_model(model, overrides)
-    with opened(path, overrides, trust_pickle=trust_pickle) as (source, description, entry):
+    hints = recognise_format.Hints.for_model(model, overrides)
+    with load.opened(path, overrides, trust_pickle=trust_pickle) as (source, description, entry):
         if description is None:
             inspection = _inspect_foreign(source, overrides, hints, entry)
         else:
@@ -137,30 +123,33 @@ def inspect(
     return inspection
 
 
-def _inspect_own(header: Header, description: Description) -> Inspection:
+def _inspect_own(header: files.Header, description: checkpoint.Description) -> Inspection:
     """Describe the model in an open file of ours."""
-    check_description(header, description)
+    checkpoint.check_description(header, description)
     # A file of ours states every field, so nothing of it is a guess.
     fields_of_spec = description.spec.to_json()
     sure: dict[str, Sure] = dict.fromkeys((*fields_of_spec, "preprocess"), "stored")
-    if names_are_assumed(description.classes, description.document):
+    if checkpoint.names_are_assumed(description.classes, description.document):
         sure["classes"] = "usual"
     metadata = dict(description.document)
     for name in SHOWN_APART:
         metadata.pop(name, None)
     inferred = Inferred(description.spec, description.preprocess, description.classes, sure)
-    return replace(_inspection(header, OWN_FORMAT, inferred), metadata=metadata)
+    return replace(_inspection(header, checkpoint.OWN_FORMAT, inferred), metadata=metadata)
 
 
 def _inspect_foreign(
-    source: Source, overrides: Mapping[str, Any], hints: Hints, entry: CatalogueEntry | None
+    source: files.Source,
+    overrides: Mapping[str, Any],
+    hints: recognise_format.Hints,
+    entry: catalogue.CatalogueEntry | None,
 ) -> Inspection:
     """Describe the model in an open file of a foreign format: by names, shapes and documents."""
-    form, source, inferred = recognise(source, overrides, hints, entry)
+    form, source, inferred = recognise_format.recognise(source, overrides, hints, entry)
     header, spec = source.header, inferred.spec
     with named_errors(header.path, form.name):
         # By names alone: `load` also compares shapes and numbers.
-        match = match_keys(form.table(spec), spec, tensor_shapes(spec).keys(), header)
+        match = match_keys(form.table(spec), spec, checkpoint.tensor_shapes(spec).keys(), header)
     notes = (*header.notes, *match.ignored, *inferred.warnings)
     inspection = _inspection(header, form.name, replace(inferred, warnings=notes))
     return replace(
@@ -168,17 +157,17 @@ def _inspect_foreign(
     )
 
 
-def _inspection(header: Header, name: str, inferred: Inferred) -> Inspection:
+def _inspection(header: files.Header, name: str, inferred: Inferred) -> Inspection:
     """Return the inspection of a file with names of classes, assumed ones where it has none."""
     classes = inferred.classes
     sure = inferred.sure
     warnings = inferred.warnings
     # As `load` does it, so that both name the same classes.
-    assumed = assumed_names(inferred.spec, classes)
+    assumed = checkpoint.assumed_names(inferred.spec, classes)
     if assumed:
         classes = assumed
         sure = {**sure, "classes": "usual"}
-        warnings = (*warnings, ASSUMED)
+        warnings = (*warnings, checkpoint.ASSUMED)
     return Inspection(
         path=header.path,
         format=name,

@@ -15,10 +15,9 @@ import vitkit.data.images.preprocess  # noqa: F401 - a checkpoint's preprocess r
 from vitkit.errors import CheckpointError
 from vitkit.io.untrusted import refuse
 from vitkit.messages import escape, few, plural
+from vitkit.weights import catalogue, files
 from vitkit.weights import checkpoint as parts
-from vitkit.weights.catalogue import CatalogueEntry, locate
 from vitkit.weights.checkpoint import Checkpoint, Description, texts
-from vitkit.weights.files import Source, open_source
 from vitkit.weights.formats.keys import KeyMatch, named_errors, read_tensors
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ def load_with(
 @contextmanager
 def opened(
     path: str | Path, overrides: Mapping[str, Any], *, trust_pickle: bool
-) -> Iterator[tuple[Source, Description | None, CatalogueEntry | None]]:
+) -> Iterator[tuple[files.Source, Description | None, catalogue.CatalogueEntry | None]]:
     """Open a checkpoint: the file, its description if it is ours, its entry in the catalogue.
 
     Args:
@@ -146,15 +145,15 @@ def opened(
     entry = None
     # A file that exists goes before a published checkpoint of that name.
     if not isinstance(path, str | PathLike) or not exists(path):
-        path, entry = locate(path, trust_pickle=trust_pickle)
-    with open_source(Path(path), trust_pickle=trust_pickle) as source:
+        path, entry = catalogue.locate(path, trust_pickle=trust_pickle)
+    with files.open_source(Path(path), trust_pickle=trust_pickle) as source:
         description = parts.read_description(source.header)
         complete = f"describes itself completely; leave out {', '.join(overrides)}"
         refuse(path, {complete: description is not None and overrides})
         yield source, description, entry
 
 
-def _load_own(source: Source, description: Description) -> Checkpoint:
+def _load_own(source: files.Source, description: Description) -> Checkpoint:
     """Read the checkpoint in an open file of ours."""
     model, dtype, notes = parts.filled_model(description.spec, parts.read_own(source, description))
     metadata = dict(description.document)
@@ -171,10 +170,10 @@ def _load_own(source: Source, description: Description) -> Checkpoint:
 
 
 def _load_foreign(
-    source: Source,
+    source: files.Source,
     overrides: Mapping[str, Any],
     hints: Hints | None,
-    entry: CatalogueEntry | None,
+    entry: catalogue.CatalogueEntry | None,
     *,
     strict: bool,
 ) -> Checkpoint:

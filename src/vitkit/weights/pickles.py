@@ -4,8 +4,6 @@ A pickle can run code when it is read, so none is opened without the user's trus
 only by the `weights_only` reader.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import tarfile
@@ -20,9 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitkit.errors import CheckpointError
+from vitkit import errors, messages
 from vitkit.io.untrusted import READ_ERRORS, checked_entries, refuse
-from vitkit.messages import TRUST, few
 
 PICKLE_ENDINGS = (".pth", ".pth.tar", ".pt", ".bin", ".ckpt", ".pkl")
 CONTAINERS = (
@@ -99,7 +96,7 @@ def read_pickle(
     """
     untrusted = (
         "is a pickle, and loading a pickle can run code; use a .safetensors file, or, if you trust "
-        f"the source, {TRUST}"
+        f"the source, {messages.TRUST}"
     )
     refuse(path, {untrusted: not trust})
     records = _record_sizes(path)
@@ -112,7 +109,7 @@ def read_pickle(
                 path, map_location="cpu", weights_only=True, mmap=records is not None
             )
     except Exception as error:  # noqa: BLE001 - a hostile pickle makes torch raise anything
-        raise CheckpointError(
+        raise errors.CheckpointError(
             f"{path}: torch refuses it with weights_only=True: {_refusal(error)}"
         ) from None
     # Before the tensors are unpacked: the name lies beside them, not among them.
@@ -146,7 +143,7 @@ def _record_sizes(path: Path) -> set[int] | None:
         with zipfile.ZipFile(path) as archive:
             entries = checked_entries(path, archive)
     except READ_ERRORS as error:
-        raise CheckpointError(
+        raise errors.CheckpointError(
             f"{path}: not a complete archive: {error}; download or save it again"
         ) from None
     # torch maps the file, so compressed records would be taken for their content.
@@ -205,7 +202,9 @@ def _unpacked(
         holding = [name for name, value in content.items() if _holds_tensors(value)]
         inner = next((name for name in CONTAINERS if _leads_to_tensors(content.get(name))), None)
         if inner is None:
-            several = f"several entries contain tensors ({few(holding)}); save one of them alone"
+            several = (
+                f"several entries contain tensors ({messages.few(holding)}); save one of them alone"
+            )
             refuse(path, {several: len(holding) > 1})
             if not holding or _holds_tensors(content):
                 break
@@ -213,7 +212,7 @@ def _unpacked(
         notes.append(f"weights read from the entry {inner!r}")
         others = [name for name in holding if name != inner]
         if others:
-            notes.append(f"other entries with tensors, left out: {few(others)}")
+            notes.append(f"other entries with tensors, left out: {messages.few(others)}")
         content = content[inner]
     tensors: dict[str, Tensor] = {}
     other_names: list[Any] = []
@@ -232,7 +231,7 @@ def _unpacked(
     }
     refuse(path, problems)
     if other_names:
-        notes.append(f"entries without tensors, left out: {few(other_names)}")
+        notes.append(f"entries without tensors, left out: {messages.few(other_names)}")
     return tensors, tuple(notes)
 
 

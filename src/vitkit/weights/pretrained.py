@@ -4,8 +4,6 @@ Fields that the caller names are what the model has: sizes, channels and classes
 each step is logged (logger `vitkit`). All others are as the weights were trained.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re
@@ -14,19 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from vitkit.errors import CheckpointError, SettingError, check_type
-from vitkit.messages import escape
+from vitkit import errors, messages, other_names
 from vitkit.models.interface.feature_maps import FeatureMaps
 from vitkit.models.presets import preset
 from vitkit.models.vit import ViT
-from vitkit.other_names import translate_keywords
 from vitkit.spec import RANDOM_RATES, ViTSpec
+from vitkit.weights import load, recognise_format, write
 from vitkit.weights.adapt import adapt
 from vitkit.weights.catalogue import catalogue, find, known
 from vitkit.weights.checkpoint import Checkpoint, texts
-from vitkit.weights.load import load_with
-from vitkit.weights.recognise_format import Hints
-from vitkit.weights.write import rebuilt
 
 HUB_NAME = re.compile(r"[\w.-]*\w/[\w-][\w.-]*(?<!\.safetensors)(?<!\.npz)(?<!\.pth)(?<!\.pt)")
 """A name of the Hub without `hf://`, such as google/vit-base-patch16-224."""
@@ -122,10 +116,12 @@ def create_model(
     ([192, 192, 192], [16, 16, 16])
     """
     if out_indices is not None and not features_only:
-        raise SettingError("out_indices needs features_only=True; pass both, or neither")
-    check_type(name, str, "create_model", "the name of a model, such as 'vit_tiny_patch16_224'")
+        raise errors.SettingError("out_indices needs features_only=True; pass both, or neither")
+    errors.check_type(
+        name, str, "create_model", "the name of a model, such as 'vit_tiny_patch16_224'"
+    )
     if "/" in name and os.path.exists(name):
-        raise SettingError(
+        raise errors.SettingError(
             f"create_model takes the name of a model, and {name} is a path; write "
             f"vitkit.load({name!r}).model"
         )
@@ -151,7 +147,7 @@ def _fresh_model(name: str, overrides: Mapping[str, Any]) -> ViT:
         name = published.preset
         sizes = {"num_classes": published.classes, "image_size": published.image_size}
     base = preset(name, **sizes)
-    return ViT(preset(name, **sizes | translate_keywords(overrides, vars(base))))
+    return ViT(preset(name, **sizes | other_names.translate_keywords(overrides, vars(base))))
 
 
 def from_pretrained(
@@ -164,10 +160,10 @@ def from_pretrained(
         path = path if os.path.exists(path) else f"hf://{path}"
     # Fields that the file leaves open, such as the heads of bare weights. The model is not known
     # yet: timm's keywords are read as those of the default one, and again below.
-    hints = Hints(translate_keywords(overrides, vars(ViTSpec())))
-    checkpoint = load_with(path, hints, trust_pickle=trust_pickle, strict=strict)
+    hints = recognise_format.Hints(other_names.translate_keywords(overrides, vars(ViTSpec())))
+    checkpoint = load.load_with(path, hints, trust_pickle=trust_pickle, strict=strict)
     stored = checkpoint.model.spec
-    requested = translate_keywords(overrides, vars(stored))
+    requested = other_names.translate_keywords(overrides, vars(stored))
     return _adapted_model(checkpoint, stored.replace(**requested), requested, str(path))
 
 
@@ -197,11 +193,11 @@ def load_pretrained(
     path = entry.name if entry is not None and weights is True else str(weights)
     # The tag of a name may be the user's own.
     preset_name = name.partition(".")[0] if entry is None else entry.preset
-    requested = translate_keywords(requested, vars(preset(preset_name)))
+    requested = other_names.translate_keywords(requested, vars(preset(preset_name)))
     # The model that is asked for; the weights may be of another size and are adapted to it.
     spec = preset(preset_name, **requested)
-    hints = Hints(requested, spec)
-    checkpoint = load_with(path, hints, trust_pickle=trust_pickle, strict=strict)
+    hints = recognise_format.Hints(requested, spec)
+    checkpoint = load.load_with(path, hints, trust_pickle=trust_pickle, strict=strict)
     if weights is True:
         spec = as_published(spec, checkpoint.model.spec, requested)
     return _adapted_model(checkpoint, spec, requested, path)
@@ -214,7 +210,7 @@ def _adapted_model(
     log = logging.getLogger("vitkit")
     # Without class names: a warning on assumed ones does not concern the model alone.
     for line in replace(checkpoint, classes=()).warnings:
-        log.warning("%s: %s", path, escape(line))
+        log.warning("%s: %s", path, messages.escape(line))
     checkpoint = adapt_to_spec(checkpoint, spec, requested, path)
     for line in texts(checkpoint.metadata, "adapted"):
         log.info("%s: %s", path, line)
@@ -267,8 +263,8 @@ def adapt_to_spec(
     # What adapting cannot change must be equal: width, depth, tokens, kind of block.
     differences = _differences(target, spec, requested)
     if differences:
-        raise CheckpointError(f"{path}: contains another model: {'; '.join(differences)}")
-    model = rebuilt(checkpoint.model, spec, checkpoint.model.state_dict())
+        raise errors.CheckpointError(f"{path}: contains another model: {'; '.join(differences)}")
+    model = write.rebuilt(checkpoint.model, spec, checkpoint.model.state_dict())
     return replace(checkpoint, model=model)
 
 

@@ -1,7 +1,5 @@
 """Write a checkpoint as a folder with a model card, or upload that to the Hugging Face Hub."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import tempfile
@@ -15,23 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitkit.errors import CheckpointError, OutputError
-from vitkit.io.atomic import refuse_existing, write_bytes
-from vitkit.io.results import nonempty_path
-from vitkit.messages import plural
+from vitkit import errors, messages
+from vitkit.io import atomic, results
 from vitkit.models.interface.pretrained import Origin, default_preprocess
 from vitkit.spec import Preprocess
-from vitkit.weights.catalogue import hub_errors
+from vitkit.weights import catalogue, write
 from vitkit.weights.checkpoint import OWN_FORMAT, Checkpoint, texts, with_assumption
-from vitkit.weights.formats.timm_config import timm_architecture
-from vitkit.weights.formats.vitkit import as_saved, class_names, unwrapped
-from vitkit.weights.write import (
-    FILE_ENDINGS,
-    WrittenCheckpoint,
-    prepare_files,
-    refuse_unknown_format,
-    write_checkpoint,
-)
+from vitkit.weights.formats import timm_config, vitkit
 
 
 def publish(
@@ -45,7 +33,7 @@ def publish(
     hub: Any,
 ) -> str:
     """Upload a checkpoint; `Checkpoint.push_to_hub` has the arguments, defaults and errors."""
-    refuse_unknown_format(to)
+    write.refuse_unknown_format(to)
     # The folder is complete before the first call to the Hub, which gets one commit.
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "repository"
@@ -63,19 +51,19 @@ def save_pretrained(
     allow_lossy: bool,
 ) -> tuple[Path, ...]:
     """Write a model as a folder; `ViT.save_pretrained` has the arguments and errors."""
-    path = nonempty_path(folder, "folder")
-    if path.name.endswith(FILE_ENDINGS):
-        raise OutputError(f"{path}: expected a folder; vitkit.save writes a single file")
-    vit = unwrapped(model, path)
+    path = results.nonempty_path(folder, "folder")
+    if path.name.endswith(write.FILE_ENDINGS):
+        raise errors.OutputError(f"{path}: expected a folder; vitkit.save writes a single file")
+    vit = vitkit.unwrapped(model, path)
     if to != "auto":
-        refuse_unknown_format(to)
-    spec, _ = as_saved(vit, path)
+        write.refuse_unknown_format(to)
+    spec, _ = vitkit.as_saved(vit, path)
     origin = vit.origin
     if origin is None:
         origin = Origin(source="", format=OWN_FORMAT, preprocess=default_preprocess(spec))
     names: tuple[str, ...] = ()
     if classes is not None:
-        names = class_names(classes, path)
+        names = vitkit.class_names(classes, path)
     elif len(origin.classes) == spec.num_classes:  # a head that was replaced has other classes
         names = origin.classes
     metadata: dict[str, Any] = {}
@@ -101,10 +89,10 @@ def save_pretrained(
 def _lossless_format(checkpoint: Checkpoint) -> str:
     """Return the format that most libraries read, of those that hold the model as it is."""
     for to in CARD_LIBRARIES:  # transformers first, then timm
-        with suppress(CheckpointError):
-            prepare_files(checkpoint, to, allow_lossy=False)
+        with suppress(errors.CheckpointError):
+            write.prepare_files(checkpoint, to, allow_lossy=False)
             # timm finds the class of a folder by the architecture that it names.
-            if to != "timm" or timm_architecture(checkpoint.model.spec):
+            if to != "timm" or timm_config.timm_architecture(checkpoint.model.spec):
                 return to
     return OWN_FORMAT
 
@@ -126,9 +114,9 @@ def _write_folder(
         OutputError: a file exists already, or cannot be written.
     """
     card = folder / "README.md"
-    refuse_existing([card])  # before the weights are written; those refuse their own names
-    stored = write_checkpoint(checkpoint, folder, to, allow_lossy, {})
-    write_bytes(card, _model_card(checkpoint, folder, name, to, stored).encode())
+    atomic.refuse_existing([card])  # before the weights are written; those refuse their own names
+    stored = write.write_checkpoint(checkpoint, folder, to, allow_lossy, {})
+    atomic.write_bytes(card, _model_card(checkpoint, folder, name, to, stored).encode())
     return (*stored.files, card)
 
 
@@ -142,9 +130,9 @@ def _upload(hub: Any, name: str, folder: Path, private: bool, message: str) -> s
     try:
         hub.create_repo(name, private=private, exist_ok=True)
         hub.upload_folder(repo_id=name, folder_path=folder, commit_message=message)
-    except hub_errors() as error:
+    except catalogue.hub_errors() as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise OutputError(
+        raise errors.OutputError(
             f"{name}: cannot be uploaded: {reason}; log in with `hf auth login`, and write the "
             "name as owner/name"
         ) from None
@@ -172,7 +160,7 @@ MOST_CLASSES = 20
 
 
 def _model_card(
-    checkpoint: Checkpoint, folder: Path, name: str, to: str, stored: WrittenCheckpoint
+    checkpoint: Checkpoint, folder: Path, name: str, to: str, stored: write.WrittenCheckpoint
 ) -> str:
     """Return the README: front matter for the Hub, then the checkpoint's metadata as text."""
     from huggingface_hub import ModelCard, ModelCardData  # here: it takes most of a second
@@ -193,7 +181,7 @@ def _model_card(
     )
     timm_address = ""
     # Without an architecture of its registry, timm cannot load the folder by its name.
-    if to == "timm" and timm_architecture(spec):
+    if to == "timm" and timm_config.timm_architecture(spec):
         timm_address = f"hf-hub:{name}" if name else f"local-dir:{folder}"
     size = _by(preprocess.image_size)
     ratio = f"{preprocess.crop_ratio:g}"
@@ -209,8 +197,8 @@ def _model_card(
         spec=spec,
         preprocess=preprocess,
         millions=sum(map(torch.numel, checkpoint.model.parameters())) / 1e6,
-        blocks=plural(spec.depth, "block"),
-        head=plural(spec.num_classes, "class") if spec.num_classes else "no head",
+        blocks=messages.plural(spec.depth, "block"),
+        head=messages.plural(spec.num_classes, "class") if spec.num_classes else "no head",
         resizing={
             "squash": f"squashed to {size}",
             "crop": f"the centre {size} of a shorter side resized by 1 / {ratio}",
@@ -226,7 +214,7 @@ def _model_card(
     return str(card)
 
 
-def _lists(checkpoint: Checkpoint, stored: WrittenCheckpoint) -> dict[str, list[str]]:
+def _lists(checkpoint: Checkpoint, stored: write.WrittenCheckpoint) -> dict[str, list[str]]:
     """Return title -> lines of the lists of a card; those without lines are not shown."""
     metadata, classes = checkpoint.metadata, list(checkpoint.classes)
     if len(classes) > MOST_CLASSES:

@@ -16,21 +16,27 @@ from vitkit.errors import CheckpointError, SpecError
 from vitkit.io.untrusted import refuse
 from vitkit.models.presets import preset
 from vitkit.spec import ViTSpec
+from vitkit.weights import catalogue, files
 from vitkit.weights import checkpoint as own
-from vitkit.weights.catalogue import CatalogueEntry
-from vitkit.weights.files import Header, Source
+from vitkit.weights.formats import first_paper, keys, unwrapping
 from vitkit.weights.formats.dinov2 import DINOV2
-from vitkit.weights.formats.first_paper import JEONSWORLD, TORCHVISION
 from vitkit.weights.formats.format import Format, Inferred
 from vitkit.weights.formats.google import GOOGLE
 from vitkit.weights.formats.huggingface import HUGGINGFACE
-from vitkit.weights.formats.keys import check_size, named_errors
 from vitkit.weights.formats.lucidrains import LUCIDRAINS
 from vitkit.weights.formats.timm import DEIT, TIMM
-from vitkit.weights.formats.unwrapping import find_model
 
 # timm comes last: its names are the most general, and files of others match them, too.
-_IN_ORDER = (GOOGLE, HUGGINGFACE, TORCHVISION, JEONSWORLD, LUCIDRAINS, DINOV2, DEIT, TIMM)
+_IN_ORDER = (
+    GOOGLE,
+    HUGGINGFACE,
+    first_paper.TORCHVISION,
+    first_paper.JEONSWORLD,
+    LUCIDRAINS,
+    DINOV2,
+    DEIT,
+    TIMM,
+)
 FORMATS: dict[str, Format] = {form.name: form for form in _IN_ORDER}
 MALFORMED = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError)
 """Exceptions of a format's code for documents and shapes that are not of this format."""
@@ -133,11 +139,11 @@ class Hints:
 
 
 def recognise(
-    source: Source,
+    source: files.Source,
     overrides: Mapping[str, Any],
     hints: Hints,
-    entry: CatalogueEntry | None = None,
-) -> tuple[Format, Source, Inferred]:
+    entry: catalogue.CatalogueEntry | None = None,
+) -> tuple[Format, files.Source, Inferred]:
     """Return the format of a file, its tensors by that format's names, and its model.
 
     Args:
@@ -150,7 +156,7 @@ def recognise(
         CheckpointError: no known format, or a file that contradicts itself.
     """
     path = source.header.path
-    model = find_model(source, FORMATS)
+    model = unwrapping.find_model(source, FORMATS)
     form = model.form
     # An entry of the catalogue is as good as a model named by the caller.
     if entry:
@@ -165,7 +171,7 @@ def recognise(
         hints = Hints()
     elif entry is not None:
         known = entry.fields
-    with named_errors(path, form.name):
+    with keys.named_errors(path, form.name):
         try:
             # Names first: inference and table know one version of the format's names.
             source = form.prepare(model.source)
@@ -173,7 +179,7 @@ def recognise(
         # A format indexes documents and shapes freely.
         except MALFORMED as error:
             raise CheckpointError(f"not a valid file ({type(error).__name__}: {error})") from None
-        check_size(inferred.spec, source.header.shapes)
+        keys.check_size(inferred.spec, source.header.shapes)
         if description is not None:
             inferred = _with_description(inferred, description)
         elif entry is not None:
@@ -203,7 +209,7 @@ def _with_description(inferred: Inferred, description: own.Description) -> Infer
     )
 
 
-def _as_published(inferred: Inferred, entry: CatalogueEntry) -> Inferred:
+def _as_published(inferred: Inferred, entry: catalogue.CatalogueEntry) -> Inferred:
     """Take the publisher's preprocessing, where the file has none."""
     if entry.preprocess is None or inferred.sure.get("preprocess") != "usual":
         return inferred
@@ -218,7 +224,7 @@ def _as_published(inferred: Inferred, entry: CatalogueEntry) -> Inferred:
 
 
 def infer_with_hints(
-    form: Format, header: Header, overrides: Mapping[str, Any], hints: Hints
+    form: Format, header: files.Header, overrides: Mapping[str, Any], hints: Hints
 ) -> Inferred:
     """Infer the model of a file; hints decide the fields that are only usual.
 

@@ -4,8 +4,6 @@ Each format brings its library (`Format.reference`). A library is imported when 
 before.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import io
@@ -23,10 +21,8 @@ from torch import Tensor
 
 from vitkit.errors import CheckpointError
 from vitkit.spec import ViTSpec
-from vitkit.weights.checkpoint import tensor_shapes
-from vitkit.weights.fold import change_field
+from vitkit.weights import checkpoint, fold, recognise_format
 from vitkit.weights.formats.format import Capabilities, Fitted, Step
-from vitkit.weights.recognise_format import FORMATS
 
 # Fitting a model to a format: changes after which the format can store every field.
 #
@@ -59,7 +55,7 @@ def fit_to_format(
             best = fitted
     if best is None:
         raise CheckpointError(", and ".join(fewest_obstacles))
-    expected = tensor_shapes(best.spec).keys()
+    expected = checkpoint.tensor_shapes(best.spec).keys()
     assert best.state.keys() == expected, "a change lost a tensor, or left one that is gone"
     return best
 
@@ -79,7 +75,7 @@ def _fit_to_class(
         if any(_same(field, value, other) for other in allowed) or not _matters(spec, field):
             continue
         for new_value in allowed:
-            change = change_field(field, new_value, spec, current)
+            change = fold.change_field(field, new_value, spec, current)
             if change is not None:
                 break
         else:
@@ -139,7 +135,9 @@ def reference_logits(
     Raises:
         CheckpointError: the library refuses the file, or leaves out one of its tensors.
     """
-    reference = FORMATS[target].reference if target in FORMATS else None
+    reference = (
+        recognise_format.FORMATS[target].reference if target in recognise_format.FORMATS else None
+    )
     if reference is None:
         return None, f"no package that can be installed reads the format {target}"
     name, oldest = reference.distribution, ".".join(map(str, reference.oldest))

@@ -1,7 +1,5 @@
 """Write a checkpoint in any format, or for another patch or image size."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,21 +11,18 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitkit.errors import CheckpointError, OutputError, SpecError
-from vitkit.io.atomic import FileWriter, write_new
-from vitkit.io.untrusted import DOCUMENT_FILES, refuse
-from vitkit.messages import did_you_mean
+from vitkit import errors, messages
+from vitkit.io import atomic, untrusted
 from vitkit.models.positions import resample_positions
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
+from vitkit.weights import verify
 from vitkit.weights.checkpoint import OWN_FORMAT, Checkpoint, refuse_contradictions
 from vitkit.weights.files import WEIGHTS_FILES
+from vitkit.weights.formats import keys, vitkit
 from vitkit.weights.formats.format import WEIGHTS_FILE, Bundle, Fitted, Step
-from vitkit.weights.formats.keys import named_errors, write_tensors
-from vitkit.weights.formats.vitkit import as_saved, own_file_writer, present_state
 from vitkit.weights.pickles import PICKLE_ENDINGS
 from vitkit.weights.recognise_format import FORMATS
-from vitkit.weights.verify import fit_to_format
 
 FILE_ENDINGS = (".safetensors", ".npz", *PICKLE_ENDINGS)
 """Endings of output paths that are files, not folders."""
@@ -52,8 +47,8 @@ class WrittenCheckpoint(NamedTuple):
 def refuse_unknown_format(to: str) -> None:
     """Raise `CheckpointError` if there is no format of this name."""
     if to not in (OWN_FORMAT, *FORMATS):
-        near = did_you_mean(to, [OWN_FORMAT, *FORMATS])
-        raise CheckpointError(
+        near = messages.did_you_mean(to, [OWN_FORMAT, *FORMATS])
+        raise errors.CheckpointError(
             f"--to (to=) {to!r} is not a format; pass one of {OWN_FORMAT}, {', '.join(FORMATS)}"
             f"{near}"
         )
@@ -82,7 +77,7 @@ def write_checkpoint(
 
 def prepare_files(
     checkpoint: Checkpoint, to: str, allow_lossy: bool
-) -> tuple[dict[str, FileWriter], Fitted]:
+) -> tuple[dict[str, atomic.FileWriter], Fitted]:
     """Return the files of the target, name -> writer, and the model in them.
 
     Raises:
@@ -90,9 +85,9 @@ def prepare_files(
     """
     dtype: torch.dtype = getattr(torch, checkpoint.dtype)
     path = checkpoint.path or Path("checkpoint")
-    spec, before = as_saved(checkpoint.model, path)
+    spec, before = vitkit.as_saved(checkpoint.model, path)
     if to == OWN_FORMAT:
-        writer = own_file_writer(
+        writer = vitkit.own_file_writer(
             checkpoint.model,
             checkpoint.preprocess,
             checkpoint.classes,
@@ -104,17 +99,17 @@ def prepare_files(
     # A file that `load` would refuse is not written; the writer of our own format checks the same.
     refuse_contradictions(path, spec, checkpoint.preprocess, checkpoint.classes)
     form = FORMATS[to]
-    with named_errors(path, to):
-        fitted = form.settle(fit_to_format(spec, before, *form.capabilities))
+    with keys.named_errors(path, to):
+        fitted = form.settle(verify.fit_to_format(spec, before, *form.capabilities))
     # "folded" is the same function with other numbers.
     lossy = [step.text for step in fitted.steps if step.kind != "folded"]
     if lossy and not allow_lossy:
-        raise CheckpointError(
+        raise errors.CheckpointError(
             f"{path}: {to} cannot store: {'; '.join(lossy)}; to write it anyway, "
             "pass --allow-lossy (allow_lossy=True)"
         )
-    with named_errors(path, to):
-        tensors = write_tensors(form.table(fitted.spec), fitted.spec, fitted.state)
+    with keys.named_errors(path, to):
+        tensors = keys.write_tensors(form.table(fitted.spec), fitted.spec, fitted.state)
         # Computed numbers keep all their bits; copied ones had no more than `dtype` has.
         if not fitted.steps:
             tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
@@ -131,7 +126,7 @@ def _same(left: Tensor, right: Tensor) -> bool:
     return left.shape == right.shape and torch.equal(left, right)
 
 
-def _write_files(out: Path, writers: Mapping[str, FileWriter], to: str) -> tuple[Path, ...]:
+def _write_files(out: Path, writers: Mapping[str, atomic.FileWriter], to: str) -> tuple[Path, ...]:
     """Write into the folder `out`, or the one file of that name.
 
     A folder is read by the first of `WEIGHTS_FILES` in it, and weights by the JSON beside them, so
@@ -152,9 +147,9 @@ def _write_files(out: Path, writers: Mapping[str, FileWriter], to: str) -> tuple
                 out.suffix != Path(name).suffix
             ),
         }
-        refuse(out, problems)
+        untrusted.refuse(out, problems)
         folder, writers = out.parent, {out.name: writer}
-    documents = set(DOCUMENT_FILES.values())
+    documents = set(untrusted.DOCUMENT_FILES.values())
     company: set[str] = set()
     if folder.is_dir() and not any((folder / name).exists() for name in writers):
         if not writers.keys().isdisjoint(WEIGHTS_FILES):
@@ -168,8 +163,8 @@ def _write_files(out: Path, writers: Mapping[str, FileWriter], to: str) -> tuple
         kind = f"has {present[0]}, which would be read with the new {min(writers)} or instead"
         if "config.yaml" in present:
             kind = "is the folder of a run"
-        raise OutputError(f"{folder} {kind}; choose another folder")
-    return write_new(folder, writers)
+        raise errors.OutputError(f"{folder} {kind}; choose another folder")
+    return atomic.write_new(folder, writers)
 
 
 # A model for another patch or image size: FlexiViT's kernels and resampled positions.
@@ -234,17 +229,17 @@ def resized(
             pixels.
     """
     if not isinstance(model, ViT):
-        raise CheckpointError(
+        raise errors.CheckpointError(
             f"resized takes a vitkit.ViT, such as checkpoint.model, not a {type(model).__name__}; "
             "to change a checkpoint, use vitkit.adapt"
         )
-    old, state = present_state(model)
+    old, state = vitkit.present_state(model)
     sizes = {"image_size": image_size, "patch_size": patch_size}
     # Changed at once: each alone might not divide the other.
     spec = old.replace(**{name: size for name, size in sizes.items() if size is not None})
     if spec.patch_size != old.patch_size:
         if old.stem not in ("convolution", "linear"):
-            raise SpecError(
+            raise errors.SpecError(
                 f"the patches of stem {old.stem!r} cannot be resized; keep patch_size "
                 f"{old.patch_size}, or use a model with stem 'convolution'"
             )

@@ -1,7 +1,5 @@
 """Attention, rollout and gradient rollout: equal to a loop over plain tensors, on every readout."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from own_methods import METHODS

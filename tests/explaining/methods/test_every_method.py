@@ -1,7 +1,5 @@
 """What holds for every method of the registry: options, batches, modes, gradients, wrong input."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

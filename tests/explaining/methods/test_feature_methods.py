@@ -1,7 +1,5 @@
 """Grad-CAM, similarity and PCA: equal to a loop over plain tensors, on every readout."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Integrated gradients: a plain sum over the points of the quadrature, and completeness."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

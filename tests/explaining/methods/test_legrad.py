@@ -1,7 +1,5 @@
 """LeGrad: each layer's own score, its attention map as a leaf, image by image."""
 
-from __future__ import annotations
-
 import plain_pairs
 import pytest
 import torch

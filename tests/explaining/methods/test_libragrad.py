@@ -1,7 +1,5 @@
 """LibraGrad: shares of the logit, which are complete; backward paths against a forward pass."""
 
-from __future__ import annotations
-
 import plain_pairs
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Occlusion: the tokens are dropped one by one, in a plain loop."""
 
-from __future__ import annotations
-
 import numpy as np
 import plain_pairs
 import pytest

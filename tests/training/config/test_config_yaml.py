@@ -1,7 +1,5 @@
 """Settings in YAML files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Facts about settings: every setting has them, and they are asked for, not listed again."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path

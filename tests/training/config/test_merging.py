@@ -1,7 +1,5 @@
 """Layers of settings: defaults, recipe file and keywords."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

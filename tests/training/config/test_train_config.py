@@ -1,7 +1,5 @@
 """Settings: their sections, order and ranges, and what YAML may not do."""
 
-from __future__ import annotations
-
 import pytest
 
 import vitkit

@@ -1,7 +1,5 @@
 """`TrainSettings`, the typed keywords of `vitkit.train`, agrees with `TrainConfig`."""
 
-from __future__ import annotations
-
 import dataclasses
 import runpy
 import subprocess

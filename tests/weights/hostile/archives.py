@@ -1,7 +1,5 @@
 """`.npz` files that lie, and whole ones that do not fit a model."""
 
-from __future__ import annotations
-
 import io
 import struct
 import tempfile

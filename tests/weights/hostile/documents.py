@@ -1,7 +1,5 @@
 """Folders whose JSON lies: `config.json`, `preprocessor_config.json`, and the index of shards."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

@@ -3,8 +3,6 @@
 Each one that holds code would make a canary: a folder whose path it is given.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import os

@@ -1,7 +1,5 @@
 """safetensors files whose container lies, and whole ones that do not fit a model."""
 
-from __future__ import annotations
-
 import json
 import struct
 import tempfile

@@ -1,7 +1,5 @@
 """Whole files of each container, a few bytes changed: read, or refused by a `CheckpointError`."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

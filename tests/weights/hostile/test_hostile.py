@@ -4,8 +4,6 @@ Every file is opened in a process of its own under an audit hook; see `watch.py`
 one process for all the tests, because importing torch takes longest.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -8,8 +8,6 @@ deadline. Memory is the fork's peak (VmHWM) less what it has at its start; pages
 that it touches again count too, some 20 MB.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

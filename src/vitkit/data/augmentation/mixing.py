@@ -3,8 +3,6 @@
 As in DeiT, one draw per batch: image i is mixed with image B - 1 - i.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +14,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitkit.errors import SettingError
+from vitkit import errors, randomness, shapes
 from vitkit.frozen import frozen
-from vitkit.randomness import Draw, hash64, uniform
-from vitkit.shapes import Images
 
 
 @dataclass(frozen=True)
@@ -34,7 +30,7 @@ class Mixture:
     weight: float
     box: tuple[int, int, int, int] | None = None
 
-    def images(self, images: Images) -> Images:
+    def images(self, images: shapes.Images) -> shapes.Images:
         """Mix the images (B, C, H, W), in place."""
         if self.box is None:
             # The partner of image i is image B - 1 - i; `flip` copies, so nothing is overwritten.
@@ -51,7 +47,7 @@ class Mixture:
         return self.weight * targets + (1 - self.weight) * targets.flip(0)
 
 
-@frozen(raises=SettingError)
+@frozen(raises=errors.SettingError)
 class Mixing:
     """Settings of mixup and CutMix.
 
@@ -85,7 +81,7 @@ class Mixing:
             part: part of the step, counted over all processes and micro-batches.
             size: (H, W) of the images, in pixels.
         """
-        key = int(hash64(self.seed, step, Draw.MIXING, part))
+        key = int(randomness.hash64(self.seed, step, randomness.Draw.MIXING, part))
         # numpy promises that this generator's numbers stay what they are (NEP 19).
         generator = np.random.RandomState([key & 0xFFFFFFFF, key >> 32])
         # All four are always drawn, so that the weight does not depend on which are used.
@@ -142,12 +138,12 @@ NUMBERS, NOISE = (1, 2, 3, 4), 5
 
 
 def erase(
-    images: Images,
+    images: shapes.Images,
     chance: float,
     seed: int,
     augmentation_key: Int64[np.ndarray, " B"],
     indices: Int64[np.ndarray, " B"],
-) -> Images:
+) -> shapes.Images:
     """Put noise into a box of some images, in place.
 
     Args:
@@ -157,15 +153,18 @@ def erase(
         augmentation_key: epoch and view of each (B,), `randomness.augmentation_key`.
         indices: the images' indices in the split (B,).
     """
-    drawn = np.flatnonzero(uniform(seed, augmentation_key, indices, Draw.ERASE, 0) < chance)
-    keys = (seed, augmentation_key[drawn], indices[drawn], Draw.ERASE)
+    drawn = np.flatnonzero(
+        randomness.uniform(seed, augmentation_key, indices, randomness.Draw.ERASE, 0) < chance
+    )
+    keys = (seed, augmentation_key[drawn], indices[drawn], randomness.Draw.ERASE)
     attempts = np.arange(ERASING_ATTEMPTS)[:, None]
     boxes = _boxes(
-        (images.shape[2], images.shape[3]), [uniform(*keys, n, attempts) for n in NUMBERS]
+        (images.shape[2], images.shape[3]),
+        [randomness.uniform(*keys, n, attempts) for n in NUMBERS],
     )
     # The noise comes from a generator of the device, whose numbers differ from the CPU's.
     generator = torch.Generator(images.device)
-    for row, box, key in zip(drawn, boxes, hash64(*keys, NOISE), strict=True):
+    for row, box, key in zip(drawn, boxes, randomness.hash64(*keys, NOISE), strict=True):
         top, bottom, left, right = box
         inside = images[row, :, top:bottom, left:right]
         generator.manual_seed(int(key >> 1))  # 63 bits: positive as int64

@@ -17,8 +17,6 @@ On floats, on the device of the model:
 A new operation of a policy is a function and two rows in `policies`.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,16 +29,12 @@ from jaxtyping import Float, Int64, UInt8
 from PIL import Image
 from torch import Tensor
 
+from vitkit import errors, randomness, shapes, spec
 from vitkit.data.augmentation.mixing import Mixing, Mixture, erase
 from vitkit.data.augmentation.policies import Policy, apply, colour_jitter, policy
 from vitkit.data.images.preprocess import pil_image, standardise_in_place, to_unit
 from vitkit.data.images.read import ImageSource, as_pixels, read_image
-from vitkit.data.loading.crop_flip import Augmentation
-from vitkit.data.loading.loader import Batch
-from vitkit.errors import SettingError, UserCodeError, VitkitError, check_type
-from vitkit.randomness import Draw, augmentation_key, hash64
-from vitkit.shapes import Images
-from vitkit.spec import Preprocess, Resizer
+from vitkit.data.loading import crop_flip, loader
 
 # `ModelInputs`: images and targets on the model's device, augmented and mixed.
 
@@ -56,7 +50,7 @@ class ModelInputs:
         soft: a teacher's probability for every class (B, K), mixed likewise.
     """
 
-    images: Images
+    images: shapes.Images
     targets: Int64[Tensor, " B"] | Float[Tensor, "B K"]
     mixture: Mixture | None = None
     soft: Float[Tensor, "B K"] | None = None
@@ -79,9 +73,9 @@ class BatchTransform:
 
     def __init__(
         self,
-        preprocess: Preprocess,
+        preprocess: spec.Preprocess,
         device: torch.device,
-        augmentation: Augmentation | None = None,
+        augmentation: crop_flip.Augmentation | None = None,
         mixing: Mixing | None = None,
         *,
         seed: int = 0,
@@ -90,15 +84,17 @@ class BatchTransform:
         self.device = device
         self.mixing = mixing
         self.seed = seed
-        augmentation = augmentation or Augmentation()
+        augmentation = augmentation or crop_flip.Augmentation()
         self._policies: list[tuple[int, Policy]] = []
         if augmentation.aa is not None:
-            self._policies.append((Draw.POLICY, policy(augmentation.aa)))
+            self._policies.append((randomness.Draw.POLICY, policy(augmentation.aa)))
         if augmentation.color_jitter > 0:
-            self._policies.append((Draw.JITTER, colour_jitter(augmentation.color_jitter)))
+            self._policies.append(
+                (randomness.Draw.JITTER, colour_jitter(augmentation.color_jitter))
+            )
         self._erase_chance = augmentation.reprob
 
-    def __call__(self, batch: Batch, step: int, part: int = 0) -> ModelInputs:
+    def __call__(self, batch: loader.Batch, step: int, part: int = 0) -> ModelInputs:
         """Return the model's inputs; the same arguments give the same inputs.
 
         Args:
@@ -117,7 +113,7 @@ class BatchTransform:
             return ModelInputs(images, targets)
         return ModelInputs(mixture.images(images), mixture.targets(targets), mixture)
 
-    def images(self, batch: Batch) -> Images:
+    def images(self, batch: loader.Batch) -> shapes.Images:
         """Return the images of a batch, augmented and normalised, before any are mixed.
 
         Returns:
@@ -127,7 +123,7 @@ class BatchTransform:
             ShapeError: pixels of another number of channels than `preprocess` has.
         """
         indices = batch.indices.numpy()
-        key = augmentation_key(batch.epoch, batch.views.numpy())
+        key = randomness.augmentation_key(batch.epoch, batch.views.numpy())
         # uint8 is transferred to the device, a quarter of the size of float32.
         images = to_unit(batch.pixels.to(self.device, non_blocking=True), self.preprocess)
         for purpose, chosen in self._policies:
@@ -158,8 +154,8 @@ class TrainingTransform:
         augmentation: the random changes.
     """
 
-    preprocess: Preprocess
-    augmentation: Augmentation
+    preprocess: spec.Preprocess
+    augmentation: crop_flip.Augmentation
 
     def __call__(
         self, image: ImageSource, key: Sequence[int] | None = None
@@ -181,7 +177,7 @@ class TrainingTransform:
         seed, epoch, index, view = _key(key)
         indices = np.array([index])
         views = np.array([view])
-        keys = augmentation_key(epoch, views)
+        keys = randomness.augmentation_key(epoch, views)
         pixels = self.augmentation.resize(
             read_image(image), self.preprocess, seed, int(keys[0]), index
         )
@@ -189,7 +185,7 @@ class TrainingTransform:
             np.array(pixels[None], order="C"), seed, keys, indices
         )
         # The rest is done as for a whole batch, here a batch of one image.
-        batch = Batch(
+        batch = loader.Batch(
             torch.from_numpy(changed),
             torch.zeros(1, dtype=torch.int64),
             torch.from_numpy(indices),
@@ -208,7 +204,7 @@ OF_A_MODEL = "the preprocessing of a model, such as vitkit.load(path).preprocess
 
 
 def training_transform(
-    preprocess: Preprocess,
+    preprocess: spec.Preprocess,
     *,
     flip: float = 0.5,
     shift: int = 0,
@@ -216,7 +212,7 @@ def training_transform(
     aa: str | None = None,
     color_jitter: float = 0.0,
     reprob: float = 0.0,
-    resizer: Resizer = "torch",
+    resizer: spec.Resizer = "torch",
 ) -> TrainingTransform:
     """Return the augmentation of training as a function from an image to a tensor.
 
@@ -260,8 +256,8 @@ def training_transform(
     Raises:
         SettingError: no preprocessing, a value out of range, or a policy that does not exist.
     """
-    check_type(preprocess, Preprocess, "training_transform", OF_A_MODEL)
-    augmentation = Augmentation(
+    errors.check_type(preprocess, spec.Preprocess, "training_transform", OF_A_MODEL)
+    augmentation = crop_flip.Augmentation(
         flip=flip, shift=shift, crop_scale=crop_scale, aa=aa, color_jitter=color_jitter,
         reprob=reprob, resizer=resizer,
     )  # fmt: skip
@@ -280,7 +276,7 @@ def _key(key: Sequence[int] | None) -> tuple[int, int, int, int]:
     except (TypeError, ValueError, OverflowError):  # int(infinity) overflows
         is_key = False
     if not is_key or max(epoch, view) >= LARGEST_KEY or not 0 <= index < LARGEST_INDEX:
-        raise SettingError(
+        raise errors.SettingError(
             f"key {key!r}: expected (seed, epoch, index) or (seed, epoch, index, view), whole "
             f"numbers from 0, epoch and view below {LARGEST_KEY:,}, index below {LARGEST_INDEX:,}"
         )
@@ -322,13 +318,17 @@ class UserTransform:
             UserCodeError: the function raises, or returns something that is no image.
         """
         given = pil_image(pixels)
-        with _seeded(int(hash64(self.seed, augmentation_key, index, Draw.TRANSFORM))):
+        with _seeded(
+            int(randomness.hash64(self.seed, augmentation_key, index, randomness.Draw.TRANSFORM))
+        ):
             try:
                 return as_pixels(self.function(given), image)
-            except VitkitError as error:
-                raise UserCodeError(f"the result of the transform {self.name}: {error}") from error
+            except errors.VitkitError as error:
+                raise errors.UserCodeError(
+                    f"the result of the transform {self.name}: {error}"
+                ) from error
             except Exception as error:  # whatever a user's own function raises
-                raise UserCodeError.raised_by(
+                raise errors.UserCodeError.raised_by(
                     f"the transform {self.name}", error, f"at {image}"
                 ) from error
 

@@ -3,8 +3,6 @@
 A draw is a function of (seed, epoch, index, view), so that no image depends on its batch.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable
@@ -17,11 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int64, Shaped
-from torch import Tensor
 
-from vitkit.errors import SettingError
-from vitkit.messages import did_you_mean
-from vitkit.randomness import uniform
+from vitkit import errors, messages, randomness
 from vitkit.shapes import Images
 
 # The operations of RandAugment and other policies: kornia's functions, with one value per image.
@@ -31,7 +26,7 @@ from vitkit.shapes import Images
 # the meaning that they have in Pillow. `saturation` and `grey` leave grey images (C = 1) as they
 # are.
 
-OperationValues = Float[Tensor, " B"]
+OperationValues = Float[torch.Tensor, " B"]
 Names = Shaped[np.ndarray, " B"]
 
 BLUR_SIZE = 13
@@ -173,7 +168,9 @@ def apply(
     return images
 
 
-def _warp(images: Images, matrices: Float[Tensor, "B 2 3"], fill: tuple[float, ...]) -> Images:
+def _warp(
+    images: Images, matrices: Float[torch.Tensor, "B 2 3"], fill: tuple[float, ...]
+) -> Images:
     """Move the pixels of every image by its own affine map, bilinearly."""
     from kornia.geometry.transform import warp_affine
 
@@ -331,7 +328,7 @@ class Policy:
         layers = np.arange(self.layers)[:, None]
         # In all arrays below, layers are rows and images are columns.
         keys = (seed, augmentation_key, indices, purpose, layers)
-        choice, applied, level, side = (uniform(*keys, number) for number in range(4))
+        choice, applied, level, side = (randomness.uniform(*keys, number) for number in range(4))
         table = self.choices
         # Sorting random numbers gives a random permutation, one for each image.
         if self.each_once:
@@ -379,8 +376,8 @@ def policy(text: str) -> Policy:
         return Policy(TRIVIALAUGMENT_WIDE, levels=_trivial_levels)
     if text == "3":
         return Policy(THREE_AUGMENT, levels=_as_drawn)
-    guess = did_you_mean(text, EXAMPLES) or did_you_mean(name, EXAMPLE_NAMES)
-    raise SettingError(
+    guess = messages.did_you_mean(text, EXAMPLES) or messages.did_you_mean(name, EXAMPLE_NAMES)
+    raise errors.SettingError(
         f"--aa {text!r} is not a policy{guess}; pass a policy such as {EXAMPLES[0]}, "
         f"{EXAMPLES[1]} or {EXAMPLES[2]}"
     )
@@ -410,7 +407,7 @@ def _randaugment(text: str, parts: list[str]) -> Policy:
         match = re.fullmatch(r"([a-z]+)(\d+(?:\.\d+)?)", part)
         key = match.group(1) if match else part
         if match is None or key not in GRAMMAR:
-            near = did_you_mean(key, GRAMMAR)
+            near = messages.did_you_mean(key, GRAMMAR)
             problem = f"{part!r} is not part of a policy{near}; expected rand-m9-mstd0.5-inc1"
             break
         _, low, high = GRAMMAR[key]
@@ -426,7 +423,7 @@ def _randaugment(text: str, parts: list[str]) -> Policy:
         most = math.ceil(given["m"])
         problem = problem or f"m{given['m']:g} is above the highest strength; add -mmax{most}"
     if problem:
-        raise SettingError(f"--aa {text!r}: {problem}")
+        raise errors.SettingError(f"--aa {text!r}: {problem}")
     table = RANDAUGMENT_INCREASING if given["inc"] else RANDAUGMENT
     levels = partial(_normal_levels, given["m"], given["mstd"], given["mmax"])
     return Policy(table, levels, layers=int(given["n"]), chance=given["p"])

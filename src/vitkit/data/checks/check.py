@@ -5,8 +5,6 @@ training needs: it refuses images that cannot be decoded, or leaves them out. Bo
 of files that do not change in a cache.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import os

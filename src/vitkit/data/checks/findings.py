@@ -1,7 +1,5 @@
 """All findings about a dataset whose images have been scanned, errors first."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,12 +8,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from vitkit.data.checks.scan import (
-    LEAST_CORRELATION,
-    ScanResult,
-    near_copies,
-    same_pixels,
-)
+from vitkit.data.checks.scan import LEAST_CORRELATION, ScanResult, near_copies, same_pixels
 from vitkit.data.datasets.split import Split
 from vitkit.data.datasets.splitting import doubtful_names, notes_on_classes
 from vitkit.messages import plural, quote_list

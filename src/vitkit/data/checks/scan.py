@@ -5,8 +5,6 @@ unchanged files come from a `FileCache`. An image that cannot be decoded is not 
 disk and a missing permission mend without a trace in the file.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections.abc import Callable
@@ -18,11 +16,10 @@ import numpy as np
 from jaxtyping import Float32, Int64, Shaped, UInt8, UInt64
 from PIL import Image
 
+from vitkit import errors, process
 from vitkit.data.datasets.split import Split
 from vitkit.data.datasets.splitting import edges_of_runs
-from vitkit.errors import ImageError, ImageReason, SettingError
 from vitkit.io.caches import FileCache
-from vitkit.process import available_cores
 
 THUMBNAIL_SIDE = 16
 """Height and width in pixels of the grey thumbnails that near duplicates are found by."""
@@ -53,7 +50,7 @@ class Problem:
     """Its index in the split."""
     name: str
     """Name of its file."""
-    reason: ImageReason
+    reason: errors.ImageReason
     """One of a fixed list of words."""
     detail: str
     """What was expected and what was found, in one line."""
@@ -94,7 +91,9 @@ def scan_split(
         SettingError: a negative number of workers.
     """
     if workers < 0:
-        raise SettingError.about("workers", workers, "must be 0 or more; 0 means one for each core")
+        raise errors.SettingError.about(
+            "workers", workers, "must be 0 or more; 0 means one for each core"
+        )
     if cache:
         rows, known = cache.get_many(split.original().cache_keys())
     else:
@@ -105,7 +104,7 @@ def scan_split(
     problems: list[Problem] = []
     scan_group = partial(_scan_group, split)
     # Threads, not processes: Pillow decodes without the interpreter lock.
-    with ThreadPoolExecutor(workers or available_cores()) as pool:
+    with ThreadPoolExecutor(workers or process.available_cores()) as pool:
         for start in range(0, len(unknown), SCAN_BLOCK):
             block = unknown[start : start + SCAN_BLOCK]
             # Results of a block are taken in order, so rows and problems are, too.
@@ -151,7 +150,7 @@ def _scan_group(split: Split, indices: Int64[np.ndarray, " M"]) -> list[tuple[in
     for index in map(int, indices):
         try:
             result: RowOrProblem = summarise(split.read(index))
-        except ImageError as error:
+        except errors.ImageError as error:
             result = Problem(index, split.name(index), error.reason, error.detail)
         results.append((index, result))
     return results

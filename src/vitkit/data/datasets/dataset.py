@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int, Int64, UInt8, UInt64
 
+from vitkit import errors, messages
 from vitkit.data.datasets.split import LabelChanges, Split
 from vitkit.data.images.decode import ChooseFactor, Decoded, decode_file
-from vitkit.errors import ImageError
 from vitkit.io.caches import UNKNOWN, file_keys
-from vitkit.messages import escape
 
 SPLIT_WORDS = {
     "train": "train",
@@ -98,7 +97,7 @@ class FileSplit(Split):
         return f"{name} (line {self.lines[index]})"
 
     def path(self, index: int) -> str:
-        return escape(Path(self.paths[index]).relative_to(self.root).as_posix())
+        return messages.escape(Path(self.paths[index]).relative_to(self.root).as_posix())
 
     def read(self, index: int) -> UInt8[np.ndarray, "H W 3"]:
         return self.decode(index).pixels
@@ -106,9 +105,9 @@ class FileSplit(Split):
     def decode(self, index: int, reduction: ChooseFactor | None = None) -> Decoded:
         try:
             return decode_file(self.paths[index], reduction=reduction)
-        except ImageError as error:
+        except errors.ImageError as error:
             # Only now: the name below the folder takes longer than opening the file.
-            raise ImageError(self.name(index), error.reason, error.detail) from error
+            raise errors.ImageError(self.name(index), error.reason, error.detail) from error
 
     def cache_keys(self) -> UInt64[np.ndarray, " N"]:
         return file_keys(self.paths)
@@ -152,7 +151,7 @@ class Store(ABC):
         for row, number in enumerate(numbers.tolist()):
             try:
                 content = self.encoded(number)
-            except ImageError:
+            except errors.ImageError:
                 continue
             keys[row] = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest())
         return keys
@@ -172,7 +171,7 @@ class StoredSplit(Split):
         return len(self.numbers)
 
     def name(self, index: int) -> str:
-        return escape(self.store.name(int(self.numbers[index])))
+        return messages.escape(self.store.name(int(self.numbers[index])))
 
     def read(self, index: int) -> UInt8[np.ndarray, "H W 3"]:
         return self.decode(index).pixels

@@ -29,13 +29,11 @@ import PIL
 from filelock import FileLock
 from jaxtyping import Bool, Int, Int64, UInt8, UInt32, UInt64
 
+from vitkit import errors, messages, process
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.split import Split
 from vitkit.data.images.decode import ChooseFactor, Decoded
-from vitkit.errors import ImageError
 from vitkit.io.caches import FileCache, cache_folder, caching, file_keys, is_whole
-from vitkit.messages import escape, progress_bar
-from vitkit.process import available_cores
 
 DECODER = 1
 """Version of vitkit's decoder: increase it whenever `images.decode` gives different pixels."""
@@ -70,19 +68,21 @@ def cached(
         base = Path(os.path.expanduser(folder))
     path = base / _key(dataset)
     try:
-        pixels = _open_or_build(path, stored, workers or available_cores())
+        pixels = _open_or_build(path, stored, workers or process.available_cores())
     except OSError as error:
-        why = f"{escape(base)}: {error.strerror or error}"
+        why = f"{messages.escape(base)}: {error.strerror or error}"
         return _with_note(dataset, f"cache: cannot be used, the run continues without it ({why})")
     if pixels is None:
-        return _with_note(dataset, f"cache: {escape(path)} cannot be read back and is not used")
+        return _with_note(
+            dataset, f"cache: {messages.escape(path)} cannot be read back and is not used"
+        )
     # The cache holds the images of all splits, one split after the other.
     splits = dict(dataset.splits)
     start = 0
     for name, split in stored.items():
         splits[name] = CachedSplit(split, pixels, np.arange(start, start + len(split)))
         start += len(split)
-    note = f"cache: {len(pixels.starts):,} images, {pixels.size:,} bytes in {escape(path)}"
+    note = f"cache: {len(pixels.starts):,} images, {pixels.size:,} bytes in {messages.escape(path)}"
     return _with_note(dataclasses.replace(dataset, splits=splits), note)
 
 
@@ -214,7 +214,7 @@ def _write(folder: Path, splits: dict[str, Split], threads: int) -> None:
     with (
         (folder / "pixels.bin").open("wb") as file,
         ThreadPoolExecutor(threads) as pool,
-        progress_bar(total, "caching pixels") as advance,
+        messages.progress_bar(total, "caching pixels") as advance,
     ):
         for split in splits.values():
             for start in range(0, len(split), IMAGES_AT_ONCE):
@@ -238,7 +238,7 @@ def _pixels(split: Split, index: int) -> UInt8[np.ndarray, "H W C"]:
     """Return the pixels of an image; none where it is unreadable."""
     try:
         return split.read(index)
-    except ImageError:
+    except errors.ImageError:
         return np.zeros((0, 0, 3), np.uint8)
 
 
@@ -273,7 +273,7 @@ def file_digests(paths: Sequence[str]) -> UInt8[np.ndarray, "N 32"]:
     def digest(group: Int64[np.ndarray, " M"]) -> None:
         rows["sha256"][group] = _digests([*map(paths.__getitem__, group)])
 
-    with ThreadPoolExecutor(min(HASHING_THREADS, available_cores())) as pool:
+    with ThreadPoolExecutor(min(HASHING_THREADS, process.available_cores())) as pool:
         [*pool.map(digest, groups)]
     # `rows` and `known` are shared with the cache: what is marked as known is saved.
     known[:] = _has_content(rows["sha256"])

@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int, Int64, UInt8, UInt64
 
+from vitkit import errors, messages
 from vitkit.data.images.decode import ChooseFactor, Decoded
-from vitkit.errors import DataError
-from vitkit.messages import escape, nearest_parent
 
 
 class Split(ABC):
@@ -166,31 +165,31 @@ def read_label_changes(path: str | os.PathLike[str]) -> LabelChanges:
             another one.
     """
     file = Path(os.path.expanduser(path))
-    where = f"--relabel {escape(path)}"
+    where = f"--relabel {messages.escape(path)}"
     names: list[str] = []
     changes: dict[str, LabelChange] = {}
     for line, row in csv_rows(file, where):
         if not names:
             names = [name.strip().casefold() for name in row]
             if not {"path", "new_class"} <= {*names}:
-                raise DataError(
+                raise errors.DataError(
                     f"{where}: expected the columns {','.join(RELABEL_HEADER)} in the first line, "
-                    f"got {escape(','.join(row))[:100]!r}; old_class may be absent"
+                    f"got {messages.escape(','.join(row))[:100]!r}; old_class may be absent"
                 )
             continue
         cells = dict.fromkeys(RELABEL_HEADER, "") | dict(zip(names, row, strict=False))
         change = LabelChange(cells["path"], cells["old_class"], cells["new_class"], line)
         first = changes.setdefault(change.path, change)
         if not change.path or not change.new or first.new != change.new:
-            problem = f"expected a path and a new class, got {escape(','.join(row))!r}"
+            problem = f"expected a path and a new class, got {messages.escape(','.join(row))!r}"
             if change.path and change.new:
                 problem = (
-                    f"{escape(change.path)!r} is {escape(change.new)!r} here and "
-                    f"{escape(first.new)!r} in line {first.line}; keep one of the lines"
+                    f"{messages.escape(change.path)!r} is {messages.escape(change.new)!r} here and "
+                    f"{messages.escape(first.new)!r} in line {first.line}; keep one of the lines"
                 )
-            raise DataError(f"{where}, line {line}: {problem}")
+            raise errors.DataError(f"{where}, line {line}: {problem}")
     if not changes:
-        raise DataError(f"{where} lists no image; leave it out")
+        raise errors.DataError(f"{where} lists no image; leave it out")
     return LabelChanges(file.name, tuple(changes.values()))
 
 
@@ -221,5 +220,5 @@ def csv_rows(path: Path, where: str) -> Iterator[tuple[int, list[str]]]:
     except (OSError, ValueError, csv.Error) as error:
         problem = f"not a CSV file in UTF-8 or UTF-16 from line {line + 1} on: {error}"
         if isinstance(error, OSError):
-            problem = f"{str(error.strerror).lower()}; {nearest_parent(path)}"
-        raise DataError(f"{where}: {problem}") from None
+            problem = f"{str(error.strerror).lower()}; {messages.nearest_parent(path)}"
+        raise errors.DataError(f"{where}: {problem}") from None

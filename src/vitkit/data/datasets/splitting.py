@@ -3,8 +3,6 @@
 Copies, files of one class with the same content, stay together.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import re
@@ -16,11 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64, Shaped, UInt64
 
+from vitkit import errors, randomness
 from vitkit.data.datasets.dataset import Dataset, dataset_fingerprint
 from vitkit.data.datasets.split import Split
-from vitkit.errors import DataError, SettingError
 from vitkit.messages import plural, quote_list
-from vitkit.randomness import hash64
 
 POOL_FRACTIONS: dict[str, float] = {"train": 0.7, "val": 0.1, "test": 0.2}
 
@@ -56,11 +53,11 @@ def stratified_split(
         SettingError: fractions that are not positive or do not sum to 1.
     """
     if min(fractions, default=0) <= 0 or abs(sum(fractions) - 1) > 1e-9:
-        raise SettingError(f"fractions must be positive and sum to 1, got {list(fractions)}")
+        raise errors.SettingError(f"fractions must be positive and sum to 1, got {list(fractions)}")
     if keys is None:
         keys = np.arange(len(labels), dtype=np.uint64)
     # Sorted by class and random draw, a part takes the first images of each class.
-    draws = hash64(seed, keys)
+    draws = randomness.hash64(seed, keys)
     order = np.lexsort((draws, labels))
     parts: list[Int64[np.ndarray, " M"]] = []
     # The last part is cut off first; its share refers to the remaining images.
@@ -101,14 +98,16 @@ def with_validation(dataset: Dataset, fraction: float, seed: int = 0) -> Dataset
     if "val" in dataset.splits:
         return dataset
     if not 0 < fraction < 1:
-        raise SettingError(f"--val-fraction {fraction:g} must lie between 0 and 1")
+        raise errors.SettingError(f"--val-fraction {fraction:g} must lie between 0 and 1")
     train = dataset.splits.get("train")
     if train is None:
-        raise DataError(f"{dataset.name} has no train split; it has {', '.join(dataset.splits)}")
+        raise errors.DataError(
+            f"{dataset.name} has no train split; it has {', '.join(dataset.splits)}"
+        )
     shares = (1 - fraction, fraction)
     cut = stratified_split(train.labels, shares, seed)
     if not len(cut[1]):
-        raise DataError(
+        raise errors.DataError(
             f"{dataset.name}: train has {plural(len(train), 'image')}, too few to use "
             f"{fraction:.0%} for validation; add images or a val folder, or pass --val-fraction 0 "
             "to train without validation"
@@ -297,7 +296,7 @@ def refuse_look_alikes(names: Iterable[str], where: str) -> None:
             problem = f"name {name!r} is not valid UTF-8"
         elif other == name:
             continue
-        raise DataError(f"{where}: class {problem}; merge or rename them")
+        raise errors.DataError(f"{where}: class {problem}; merge or rename them")
 
 
 def doubtful_names(names: Iterable[str]) -> list[str]:
@@ -399,7 +398,7 @@ def assemble(
     """
     counts = {split: Counter(part.names) for split, part in parts.items() if len(part.names)}
     if not counts:
-        raise DataError(f"{where}: no images")
+        raise errors.DataError(f"{where}: no images")
     all_names = set().union(*counts.values())
     # The training images define the classes; without them, all named classes count.
     train_counts = counts.get(POOL) or counts.get("train")
@@ -409,14 +408,16 @@ def assemble(
     refuse_look_alikes({*classes, *all_names}, where)
     if train_counts is not None and len(train_counts) < 2:
         only = next(iter(train_counts))
-        raise DataError(f"{where}: only one class has images, {only!r}; expected at least two")
+        raise errors.DataError(
+            f"{where}: only one class has images, {only!r}; expected at least two"
+        )
     notes = list(notes)
     numbered: dict[str, NamedImages] = {}
     for split in counts:
         part = parts[split]
         extra = natural_order({*counts[split]} - {*classes})
         if extra and not ignore_extra_classes:
-            raise DataError(
+            raise errors.DataError(
                 f"{where}: {split or 'the data'} has {plural(len(extra), 'class')} that train "
                 f"lacks: {quote_list(extra)}; rename or remove them, or pass --ignore-extra-classes"
             )

@@ -4,8 +4,6 @@ Training, checking, prediction and serving all read images here, so that they al
 pixels and refuse the same files. An image is decoded whole or not at all.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import io
@@ -22,19 +20,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageCms, ImageFile, UnidentifiedImageError
 
-from vitkit.data.images.integrity import (
-    HEAD_SIZE,
-    IMAGE_FORMATS,
-    PILLOW_ERRORS,
-    PillowKeptQuiet,
-    Stream,
-    check_jpeg_scans,
-    check_png,
-    check_png_rows,
-    check_tiff,
-    describe,
-    identify,
-)
+from vitkit.data.images import integrity
 from vitkit.errors import ImageError, ImageReason
 from vitkit.messages import escape
 
@@ -114,7 +100,7 @@ def _cmyk_to_rgb(image: Image.Image) -> Image.Image:
             inks = ImageCms.ImageCmsProfile(io.BytesIO(profile))
             screen = ImageCms.createProfile("sRGB")
             converted = ImageCms.profileToProfile(image, inks, screen, outputMode="RGB")
-        except PILLOW_ERRORS:
+        except integrity.PILLOW_ERRORS:
             converted = None  # not an ICC profile, or not for CMYK
         if converted is not None:
             return converted
@@ -203,27 +189,27 @@ def decode_file(
     with _open_image_file(source, name) as handle:
         format = None
         try:
-            head = handle.read(HEAD_SIZE)
+            head = handle.read(integrity.HEAD_SIZE)
             size = handle.seek(0, os.SEEK_END)
             handle.seek(0)
             if not size:
                 raise ImageError(name, "empty", "expected an image, got 0 bytes")
-            format = identify(head)
+            format = integrity.identify(head)
             # Pillow gets files of the six formats only.
             if format is None:
-                raise ImageError(name, *describe(head))
+                raise ImageError(name, *integrity.describe(head))
             # the size in the RIFF header; Pillow would call the file damaged
             if format == "WEBP" and size < int.from_bytes(head[4:8], "little") + 8:
                 raise ImageError(name, "truncated", "the WEBP file ends too early")
-            with PillowKeptQuiet():
+            with integrity.PillowKeptQuiet():
                 return _decode(handle, format, name, max_pixels, max_aspect, reduction)
         except Image.DecompressionBombError as error:
             raise ImageError(name, "too large", _one_line(error)) from error
-        except PILLOW_ERRORS as error:
+        except integrity.PILLOW_ERRORS as error:
             raise _refusal(format, name, error) from error
 
 
-def _open_image_file(source: bytes | str | os.PathLike[str], name: str) -> Stream:
+def _open_image_file(source: bytes | str | os.PathLike[str], name: str) -> integrity.Stream:
     """Open the bytes as a stream. A path is opened only when it is a file: a FIFO would hang."""
     if isinstance(source, bytes):
         return io.BytesIO(source)
@@ -285,18 +271,18 @@ def as_rgb(image: Image.Image | np.ndarray, name: str = "image") -> RGBPixels:
         return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
     _check_limits(image.size, name)
     try:
-        with PillowKeptQuiet():
+        with integrity.PillowKeptQuiet():
             if isinstance(image, ImageFile.ImageFile) and image.format == "PNG":
                 scale_key_colour(image)
             image.load()
             return _turned_upright(rgb_pixels(image, name), image)
-    except PILLOW_ERRORS as error:
+    except integrity.PILLOW_ERRORS as error:
         words = _one_line(error)
         raise ImageError(name, "truncated" if _is_cut(error) else "damaged", words) from error
 
 
 def _decode(
-    handle: Stream,
+    handle: integrity.Stream,
     format: str,
     name: str,
     max_pixels: int,
@@ -304,16 +290,16 @@ def _decode(
     reduction: ChooseFactor | None,
 ) -> Decoded:
     # First: Pillow would go through all the markers of the header, however many.
-    frame = check_jpeg_scans(handle, name) if format == "JPEG" else 0
-    with Image.open(handle, formats=IMAGE_FORMATS) as image:
+    frame = integrity.check_jpeg_scans(handle, name) if format == "JPEG" else 0
+    with Image.open(handle, formats=integrity.IMAGE_FORMATS) as image:
         # Only the header has been read so far: a huge image is refused before it takes memory.
         _check_limits(image.size, name, max_pixels, max_aspect)
         position = handle.tell()  # Pillow continues to read from here
         if format == "PNG":
-            check_png(handle, name)
+            integrity.check_png(handle, name)
             scale_key_colour(image)
         if format == "TIFF":
-            check_tiff(image, name, max_pixels)
+            integrity.check_tiff(image, name, max_pixels)
         handle.seek(position)
         if format == "JPEG":
             pixels, size, factor = _decode_jpeg(handle, image, frame, name, reduction)
@@ -321,12 +307,12 @@ def _decode(
             image.load()
             pixels, size, factor = rgb_pixels(image, name), (image.height, image.width), None
         if format == "PNG":
-            check_png_rows(handle, image, name)
+            integrity.check_png_rows(handle, image, name)
         return Decoded(_turned_upright(pixels, image), size, factor)
 
 
 def _decode_jpeg(
-    handle: Stream,
+    handle: integrity.Stream,
     image: ImageFile.ImageFile,
     frame: int,
     name: str,
@@ -404,7 +390,9 @@ def _set_reduction(image: ImageFile.ImageFile, reduction: int) -> None:
     image.draft(None, (image.width // reduction, image.height // reduction))
 
 
-def fast_pixels(handle: Stream, image: Image.Image, frame: int, reduction: int) -> RGBPixels | None:
+def fast_pixels(
+    handle: integrity.Stream, image: Image.Image, frame: int, reduction: int
+) -> RGBPixels | None:
     """Return the pixels of an opened JPEG as stored, or None where Pillow has to decode it.
 
     Args:
@@ -508,7 +496,7 @@ def _exif_orientation(image: Image.Image) -> int:
     """Return the orientation in an image's EXIF data, 1 to 8; 1 where there is none."""
     try:
         orientation = image.getexif().get(ORIENTATION, 1)
-    except PILLOW_ERRORS:
+    except integrity.PILLOW_ERRORS:
         return 1  # corrupt EXIF data: the orientation is unknown
     if isinstance(orientation, int):
         return orientation

@@ -9,8 +9,6 @@ A JPEG may go over its image any number of times; one with more scans, or more m
 real image has is refused, since it could keep the decoder busy for minutes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -5,8 +5,6 @@ pixels (Pillow, `fit`); normalisation on the tensor's own device (torch, `normal
 arithmetic is timm's, so that its checkpoints see the same pixels.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

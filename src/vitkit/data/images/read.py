@@ -1,7 +1,5 @@
 """Read an image of any kind: a path, bytes, a PIL image or an array."""
 
-from __future__ import annotations
-
 from os import PathLike
 from typing import Any, TypeAlias
 

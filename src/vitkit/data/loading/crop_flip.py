@@ -4,8 +4,6 @@ Crops and flips are made per image, shifts per batch; each image has its own ran
 same arguments give the same pixels in any process, in any order.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -14,12 +12,10 @@ from jaxtyping import Int64, UInt8
 from pydantic import Field
 from torch.nn.functional import interpolate
 
+from vitkit import errors, randomness, spec
 from vitkit.data.images.decode import REDUCTIONS, reduced_size
 from vitkit.data.images.preprocess import fit, in_channels, squash
-from vitkit.errors import SettingError
 from vitkit.frozen import frozen
-from vitkit.randomness import Draw, as_uniform, integer_hash, uniform
-from vitkit.spec import Preprocess, Resizer
 
 PixelBatch = UInt8[np.ndarray, "B H W C"]
 
@@ -27,7 +23,7 @@ CROP_RATIOS = (3 / 4, 4 / 3)
 CROP_ATTEMPTS = 10
 
 
-@frozen(raises=SettingError)
+@frozen(raises=errors.SettingError)
 class Augmentation:
     """Settings of the random changes to training images; those of pixels are made here.
 
@@ -54,13 +50,13 @@ class Augmentation:
     aa: str | None = None
     color_jitter: float = Field(0.0, ge=0.0, le=1.0)
     reprob: float = Field(0.0, ge=0.0, le=1.0)
-    resizer: Resizer = "torch"
+    resizer: spec.Resizer = "torch"
     scaled_jpeg: bool = False
 
     def reduction(
         self,
         size: tuple[int, int],
-        preprocess: Preprocess,
+        preprocess: spec.Preprocess,
         seed: int,
         augmentation_key: int,
         index: int,
@@ -86,7 +82,7 @@ class Augmentation:
     def resize(
         self,
         image: UInt8[np.ndarray, "H W channels"],
-        preprocess: Preprocess,
+        preprocess: spec.Preprocess,
         seed: int,
         augmentation_key: int,
         index: int,
@@ -129,7 +125,10 @@ class Augmentation:
             (B, H, W, C).
         """
         if self.flip > 0:
-            flipped = uniform(seed, augmentation_keys, indices, Draw.FLIP) < self.flip
+            flipped = (
+                randomness.uniform(seed, augmentation_keys, indices, randomness.Draw.FLIP)
+                < self.flip
+            )
             for row in np.flatnonzero(flipped):
                 # numpy moves the bytes of a reversed view one by one
                 pixels[row] = torch.from_numpy(pixels[row]).flip(1).numpy()
@@ -158,10 +157,12 @@ def crop_box(
     height, width = size
     low = math.log(CROP_RATIOS[0])
     high = math.log(CROP_RATIOS[1])
-    drawn = integer_hash(seed, augmentation_key, index, Draw.CROP)
-    hashes = [integer_hash(number, after=drawn) for number in range(4)]
+    drawn = randomness.integer_hash(seed, augmentation_key, index, randomness.Draw.CROP)
+    hashes = [randomness.integer_hash(number, after=drawn) for number in range(4)]
     for attempt in range(CROP_ATTEMPTS):
-        part, place, across, down = (as_uniform(integer_hash(attempt, after=h)) for h in hashes)
+        part, place, across, down = (
+            randomness.as_uniform(randomness.integer_hash(attempt, after=h)) for h in hashes
+        )
         area = (scale + (1 - scale) * part) * height * width
         # numpy's exp, not math's: a last bit that differs may round to another box
         ratio = float(np.exp(low + (high - low) * place))
@@ -193,7 +194,9 @@ def _shift_batch(
     indices: Int64[np.ndarray, "B"],
 ) -> PixelBatch:
     """Shift each image of a batch by a random number of pixels; its edges are repeated."""
-    draws = uniform(seed, augmentation_keys, indices[None, :], Draw.SHIFT, np.arange(2)[:, None])
+    draws = randomness.uniform(
+        seed, augmentation_keys, indices[None, :], randomness.Draw.SHIFT, np.arange(2)[:, None]
+    )
     # Every whole number from -largest to largest is equally likely.
     down, across = (draws * (2 * largest + 1)).astype(np.int64) - largest
     return _shift(np.ascontiguousarray(pixels), down, across)
@@ -241,7 +244,10 @@ Box = tuple[int, int, int, int]
 
 
 def resized_crop(
-    image: UInt8[np.ndarray, "H W channels"], box: Box, preprocess: Preprocess, resizer: Resizer
+    image: UInt8[np.ndarray, "H W channels"],
+    box: Box,
+    preprocess: spec.Preprocess,
+    resizer: spec.Resizer,
 ) -> UInt8[np.ndarray, "h w C"]:
     """Resize a part of an image to the model's size, each side by its own factor.
 

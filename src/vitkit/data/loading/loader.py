@@ -26,14 +26,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
+from vitkit import errors, randomness, spec
 from vitkit.data.datasets.split import Split
 from vitkit.data.images.decode import Decoded
 from vitkit.data.images.preprocess import fit, normalise
 from vitkit.data.loading.crop_flip import Augmentation
-from vitkit.errors import DataError, LoaderError, VitkitError
 from vitkit.process import check_processes
-from vitkit.randomness import Draw, augmentation_key, hash64, permutation
-from vitkit.spec import Preprocess
 
 # `Batch`: the pixels, labels and places of some images; the order of the images of an epoch.
 
@@ -56,7 +54,7 @@ class Batch:
     epoch: int
     views: Int64[Tensor, "B"]
 
-    def images(self, preprocess: Preprocess, device: torch.device) -> Float[Tensor, "B C H W"]:
+    def images(self, preprocess: spec.Preprocess, device: torch.device) -> Float[Tensor, "B C H W"]:
         """Return the normalised images on `device`; uint8 is transferred and converted there.
 
         Args:
@@ -141,7 +139,7 @@ class EpochOrder:
         """Return N indices of images in the split, in the order of this epoch."""
         if self._labels is not None:
             return balanced_order(self._seed, epoch, self._labels)
-        return permutation(self._seed, epoch, len(self._split))
+        return randomness.permutation(self._seed, epoch, len(self._split))
 
     @lru_cache(maxsize=2)  # noqa: B019 - likewise
     def repeat_index(self, epoch: int) -> Int64[np.ndarray, " N"]:
@@ -168,7 +166,7 @@ def balanced_order(
     change from epoch to epoch, too.
     """
     # Images grouped by class, shuffled inside of each: a class draws its quota from its group.
-    shuffled = permutation(seed, epoch, len(labels))
+    shuffled = randomness.permutation(seed, epoch, len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     _, starts, counts = np.unique(labels[by_class], return_index=True, return_counts=True)
     share, rest = divmod(len(labels), len(counts))
@@ -178,7 +176,10 @@ def balanced_order(
     # A quota larger than the class starts again with its first image.
     drawn = by_class[np.repeat(starts, quotas) + position % np.repeat(counts, quotas)]
     return drawn[
-        np.argsort(hash64(seed, epoch, Draw.BALANCED_ORDER, np.arange(len(labels))), kind="stable")
+        np.argsort(
+            randomness.hash64(seed, epoch, randomness.Draw.BALANCED_ORDER, np.arange(len(labels))),
+            kind="stable",
+        )
     ]
 
 
@@ -237,7 +238,7 @@ class TrainingSteps(BatchSource):
     def __init__(
         self,
         split: Split,
-        preprocess: Preprocess,
+        preprocess: spec.Preprocess,
         augmentation: Augmentation,
         *,
         batch_size: int,
@@ -251,7 +252,7 @@ class TrainingSteps(BatchSource):
         transform: PixelTransform | None = None,
     ) -> None:
         if len(split) < batch_size:
-            raise DataError(
+            raise errors.DataError(
                 f"{len(split)} training images do not fill one batch of {batch_size}; pass "
                 f"--batch-size {len(split)} or less"
             )
@@ -310,7 +311,7 @@ class TrainingSteps(BatchSource):
             preprocess = preprocess.replace(image_size=size)
         if views is None:
             views = np.zeros_like(indices)
-        keys = augmentation_key(epoch, views)
+        keys = randomness.augmentation_key(epoch, views)
         pixels = np.empty((len(indices), *preprocess.image_size, preprocess.channels), np.uint8)
         # The views of one image are neighbours: it is decoded once for all of them.
         for index, rows in groupby(range(len(indices)), key=indices.tolist().__getitem__):
@@ -329,7 +330,7 @@ class TrainingSteps(BatchSource):
         return _batch(pixels, self.split, indices, epoch, views)
 
     def read(
-        self, index: int, key: int, preprocess: Preprocess, earlier: Decoded | None = None
+        self, index: int, key: int, preprocess: spec.Preprocess, earlier: Decoded | None = None
     ) -> Decoded:
         """Return an image as it is before its augmentation, a JPEG perhaps decoded smaller.
 
@@ -362,7 +363,7 @@ class EvaluationBatches(BatchSource):
     def __init__(
         self,
         split: Split,
-        preprocess: Preprocess,
+        preprocess: spec.Preprocess,
         *,
         batch_size: int,
         rank: int = 0,
@@ -423,7 +424,7 @@ def batches(
             arriving = iter(loader)
         except (AttributeError, TypeError, PicklingError) as error:
             # where processes are spawned, not forked, they get a copy of the dataset
-            raise DataError(
+            raise errors.DataError(
                 f"the dataset cannot be sent to loader processes: {error}; define everything in it "
                 "at the top level of a module, or pass --workers 0"
             ) from error
@@ -454,11 +455,11 @@ def _hand_over(arriving: Any, numbers: range) -> Generator[Batch, None, None]:
                 if not ended:
                     raise
                 ended[0].join()
-                raise LoaderError(
+                raise errors.LoaderError(
                     f"loader process {ended[0].pid} ended with exit code {ended[0].exitcode}; if "
                     f"memory ran out, pass fewer --workers; the run waited for batch {number}"
                 ) from error
-            if isinstance(item, VitkitError):
+            if isinstance(item, errors.VitkitError):
                 raise item
             yield item
     finally:
@@ -476,10 +477,10 @@ class _ErrorsAsItems(TorchDataset[Any]):
     def __init__(self, source: BatchSource) -> None:
         self.source = source
 
-    def __getitem__(self, number: int) -> Batch | VitkitError:
+    def __getitem__(self, number: int) -> Batch | errors.VitkitError:
         try:
             return self.source[number]
-        except VitkitError as error:
+        except errors.VitkitError as error:
             return error
 
 

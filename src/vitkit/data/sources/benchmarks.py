@@ -4,8 +4,6 @@ The files of their authors are looked for in the known folders, and downloaded w
 none of them. Their SHA-256 are those that TensorFlow Datasets and torchvision publish.
 """
 
-from __future__ import annotations
-
 import gzip
 import math
 import os

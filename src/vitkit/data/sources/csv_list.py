@@ -4,8 +4,6 @@ Paths are relative to the CSV's folder, or to another one that is given. Nothing
 read, whatever the list contains; symbolic links may lead out of it where the user allows that.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Mapping
@@ -14,10 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vitkit.data.datasets import pixel_cache, splitting
 from vitkit.data.datasets.dataset import SPLIT_WORDS, Dataset, FileSplit
-from vitkit.data.datasets.pixel_cache import file_digests
 from vitkit.data.datasets.split import csv_rows
-from vitkit.data.datasets.splitting import POOL, NamedImages, assemble
 from vitkit.errors import DataError
 from vitkit.messages import escape, plural
 
@@ -85,7 +82,7 @@ def open_csv(
     notes = []
     if repeated:
         notes = [f"{plural(repeated, 'row')} of an image listed before"]
-    return assemble(
+    return splitting.assemble(
         escape(path.stem), where, parts, ignore_extra_classes=ignore_extra_classes, notes=notes
     )
 
@@ -189,13 +186,15 @@ def _parse_row(
             f"path {escape(path)!r} leads out of the folder by a symbolic link; "
             f"pass --follow-links to follow it"
         )
-    split = POOL if split is None else SPLIT_WORDS[split.casefold()]
+    split = splitting.POOL if split is None else SPLIT_WORDS[split.casefold()]
     return ListRow(line, os.path.relpath(place, absolute), label, split)
 
 
-def _part(rows: list[ListRow], root: Path) -> NamedImages:
+def _part(rows: list[ListRow], root: Path) -> splitting.NamedImages:
     paths = [os.path.join(root, row.path) for row in rows]
     lines = np.array([row.line for row in rows], np.int64)
     # The labels are numbered by `assemble`, when all class names are known.
     images = FileSplit(paths, np.zeros(len(rows), np.int64), root, lines)
-    return NamedImages(images, [row.label for row in rows], [*map(bytes, file_digests(paths))])
+    return splitting.NamedImages(
+        images, [row.label for row in rows], [*map(bytes, pixel_cache.file_digests(paths))]
+    )

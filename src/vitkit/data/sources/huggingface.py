@@ -5,8 +5,6 @@ rows are read like those of a `datasets.Dataset` passed from Python. Datasets th
 refused.
 """
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import os
@@ -21,9 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import UInt8
 
-from vitkit.data.datasets.dataset import SPLIT_WORDS, Store, StoredSplit
+from vitkit.data.datasets import dataset, splitting
 from vitkit.data.datasets.split import Split
-from vitkit.data.datasets.splitting import POOL, is_hidden
 from vitkit.data.sources.shards import files_by_split
 from vitkit.errors import DataError, ImageError, MissingExtraError
 from vitkit.io.caches import Index, cached_index, file_stamp
@@ -99,9 +96,15 @@ def parquet_files(folder: Path) -> list[Path]:
     for parent in (folder, folder / DATA_FOLDER):
         _, folders, files = next(os.walk(parent), ("", [], []))
         # The folder also holds images: the tables are lists of them.
-        if parent == folder and not all(name == DATA_FOLDER or is_hidden(name) for name in folders):
+        if parent == folder and not all(
+            name == DATA_FOLDER or splitting.is_hidden(name) for name in folders
+        ):
             return []
-        tables = [name for name in files if name.endswith(PARQUET_ENDING) and not is_hidden(name)]
+        tables = [
+            name
+            for name in files
+            if name.endswith(PARQUET_ENDING) and not splitting.is_hidden(name)
+        ]
         if tables:
             return [parent / name for name in sorted(tables)]
     return []
@@ -163,7 +166,7 @@ def load_saved(folder: Path) -> Tables:
     """
     with _errors_named(escape(folder)) as datasets:
         loaded = datasets.load_from_disk(str(folder))
-    splits = loaded if isinstance(loaded, dict) else {POOL: loaded}
+    splits = loaded if isinstance(loaded, dict) else {splitting.POOL: loaded}
     name = escape(folder.absolute().name) or "data"
     return _tables(splits, name, escape(folder))
 
@@ -173,9 +176,9 @@ def _tables(splits: Mapping[str, Any], name: str, where: str) -> Tables:
     chosen: dict[str, Any] = {}
     unread = []
     for key, part in splits.items():
-        split = SPLIT_WORDS.get(key.lower(), "")
+        split = dataset.SPLIT_WORDS.get(key.lower(), "")
         # `validation` and `dev` are both val: the first one counts.
-        if key == POOL or (split and split not in chosen):
+        if key == splitting.POOL or (split and split not in chosen):
             chosen[split] = part
         else:
             unread.append(key)
@@ -251,7 +254,7 @@ def is_hub_dataset(data: object) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class RowStore(Store):
+class RowStore(dataset.Store):
     """The encoded images in a column of a `datasets.Dataset`."""
 
     rows: Any
@@ -336,7 +339,7 @@ def read_table(data: Any, origin: str, *, is_opened: bool = False) -> ObjectPart
     else:
         index = store.digests()
     # The labels are numbered by `assemble`, when all class names are known.
-    split = StoredSplit(store, np.zeros(len(labels), np.int64), np.arange(len(labels)))
+    split = dataset.StoredSplit(store, np.zeros(len(labels), np.int64), np.arange(len(labels)))
     classes = tuple(getattr(data.features[label], "names", None) or ())
     return ObjectPart(split, labels, index.arrays["digests"], classes)
 

@@ -3,8 +3,6 @@
 The folder is walked once into a `Listing`; everything else follows from that.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections import Counter
@@ -14,16 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from vitkit.data.datasets import pixel_cache, splitting
 from vitkit.data.datasets.dataset import SPLIT_WORDS, Dataset, FileSplit
-from vitkit.data.datasets.pixel_cache import file_digests
-from vitkit.data.datasets.splitting import (
-    POOL,
-    POOL_FRACTIONS,
-    NamedImages,
-    assemble,
-    is_hidden,
-    natural_order,
-)
 from vitkit.data.images.integrity import IMAGE_ENDINGS
 from vitkit.errors import DataError
 from vitkit.messages import escape, plural, quote_list
@@ -88,7 +78,7 @@ class Listing:
         for folder in self.folders:
             if len(folder) == depth + 1 and folder[:depth] == parent:
                 names.append(folder[-1])
-        return natural_order(names)
+        return splitting.natural_order(names)
 
     def images_by_class(self, parent: PathParts) -> dict[str, list[PathParts]]:
         """Return class name -> its images, at any depth below `parent`/<class>."""
@@ -132,7 +122,7 @@ def list_folder(root: Path, follow_links: bool) -> Listing:
             below = (*parts, entry.name)
             # a link to itself is no folder, and would raise
             is_folder = os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
-            if is_hidden(entry.name):
+            if splitting.is_hidden(entry.name):
                 listing.hidden_folders += is_folder
             elif not is_folder and not entry.name.lower().endswith(IMAGE_ENDINGS):
                 listing.others[os.path.splitext(entry.name)[1].lower() or "without an ending"] += 1
@@ -202,19 +192,19 @@ def open_folder(
         raise DataError(f"{escape(root)}: no images, {_contents_instead(listing)}")
     folders, notes = _split_folders(root, listing)
     parents: dict[str, PathParts] = {split: (name,) for split, name in folders.items()}
-    parents = parents or {POOL: ()}
+    parents = parents or {splitting.POOL: ()}
     images: dict[str, dict[str, list[PathParts]]] = {}
     names: dict[str, tuple[str, ...]] = {}
     for split, parent in parents.items():
         images[split] = listing.images_by_class(parent)
         names[split] = listing.children(parent)
     training = next(iter(parents))
-    classes = natural_order(set().union(*names.values()))
-    if training in (POOL, "train"):
+    classes = splitting.natural_order(set().union(*names.values()))
+    if training in (splitting.POOL, "train"):
         classes = names[training]
-    if training in (POOL, "train") or not any(images.values()):
+    if training in (splitting.POOL, "train") or not any(images.values()):
         _refuse_too_few(root, parents[training], images[training])
-    parts: dict[str, NamedImages] = {}
+    parts: dict[str, splitting.NamedImages] = {}
     for split, by_class in images.items():
         parts[split] = _part(root, by_class, classes)
         if not by_class:
@@ -226,7 +216,7 @@ def open_folder(
         stray += len(path) == 1 or (len(path) == 2 and path[0] in read)
     if stray:
         notes.append(f"{plural(stray, 'image')} outside the class folders not read")
-    opened = assemble(
+    opened = splitting.assemble(
         escape(root.resolve().name) or "data",
         escape(root),
         parts,
@@ -258,7 +248,7 @@ def _split_folders(root: Path, listing: Listing) -> tuple[dict[str, str], list[s
     if not known or ("train" not in known and len(known) < len(top)):
         return {}, []
     # Training comes first, whatever the order of the folders.
-    ordered = {split: known[split] for split in POOL_FRACTIONS if split in known}
+    ordered = {split: known[split] for split in splitting.POOL_FRACTIONS if split in known}
     unused = [folder for folder in top if folder not in known.values()]
     if not unused:
         return ordered, []
@@ -276,7 +266,7 @@ def _warnings_on_layout(classes: Sequence[str], listing: Listing) -> Iterator[st
     common = {*map(frozenset, inner.values())}
     if len(common) != 1:
         return
-    below = natural_order(common.pop())
+    below = splitting.natural_order(common.pop())
     if len(below) < 2:
         return
     if any(name.casefold() in SPLIT_WORDS for name in below):
@@ -318,7 +308,7 @@ def _contents_instead(listing: Listing) -> str:
 
 def _part(
     root: Path, by_class: Mapping[str, Sequence[PathParts]], classes: Sequence[str]
-) -> NamedImages:
+) -> splitting.NamedImages:
     # Images are ordered by class, then as in the listing.
     paths: list[str] = []
     names: list[str] = []
@@ -328,4 +318,4 @@ def _part(
         names += [name] * len(images)
     # The labels are numbered by `assemble`.
     split = FileSplit(paths, np.zeros(len(paths), np.int64), root)
-    return NamedImages(split, names, [*map(bytes, file_digests(paths))])
+    return splitting.NamedImages(split, names, [*map(bytes, pixel_cache.file_digests(paths))])

@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int, Int64, UInt8
 
+from vitkit.data.datasets import pixel_cache, splitting
 from vitkit.data.datasets.dataset import (
     SPLIT_WORDS,
     ArraySplit,
@@ -23,18 +24,9 @@ from vitkit.data.datasets.dataset import (
     array_digests,
     numbered_path,
 )
-from vitkit.data.datasets.pixel_cache import file_digests
 from vitkit.data.datasets.split import Split
-from vitkit.data.datasets.splitting import POOL, NamedImages, assemble
 from vitkit.data.images.read import as_array, as_bytes, as_pixels
-from vitkit.data.sources.huggingface import (
-    IMAGE_NAMES,
-    LABEL_NAMES,
-    ObjectPart,
-    Tables,
-    is_hub_dataset,
-    read_table,
-)
+from vitkit.data.sources import huggingface
 from vitkit.errors import DataError
 from vitkit.io.results import GIVEN, MEMORY_PREFIX
 from vitkit.messages import did_you_mean, progress_bar
@@ -62,7 +54,7 @@ class ObjectData:
 
     name: str
     """How it was given, such as `arrays`, or the name of its class."""
-    parts: Mapping[str, ObjectPart]
+    parts: Mapping[str, huggingface.ObjectPart]
     """By split, or all of it as `POOL`."""
     classes: tuple[str, ...] = ()
     """The names of the class numbers, where they are known."""
@@ -89,9 +81,9 @@ class ObjectData:
     def as_split(self, split: str) -> ObjectData:
         """Return images that belong to no split as one; an object with splits as it is."""
         # Data to evaluate are one split: they must not be divided into three.
-        if set(self.parts) != {POOL}:
+        if set(self.parts) != {splitting.POOL}:
             return self
-        return replace(self, parts={split: self.parts[POOL]})
+        return replace(self, parts={split: self.parts[splitting.POOL]})
 
     def open(self, ignore_extra_classes: bool = False, *, where: str = "") -> Dataset:
         """Return the dataset; images without a split are divided 70/10/20.
@@ -103,7 +95,7 @@ class ObjectData:
         Raises:
             DataError: labels outside of the classes, or as `assemble`.
         """
-        return assemble(
+        return splitting.assemble(
             self.name,
             where or self.name,
             {split: _named(part, self.classes) for split, part in self.parts.items()},
@@ -113,7 +105,7 @@ class ObjectData:
         )
 
 
-def _named(part: ObjectPart, classes: Sequence[str]) -> NamedImages:
+def _named(part: huggingface.ObjectPart, classes: Sequence[str]) -> splitting.NamedImages:
     """Return the images with their class names; without `classes` a number is its own name."""
     known = set(classes)
     names = []
@@ -128,7 +120,7 @@ def _named(part: ObjectPart, classes: Sequence[str]) -> NamedImages:
                 f"{did_you_mean(str(label), classes)}"
             )
         names.append(name)
-    return NamedImages(part.images, names, [*map(bytes, part.digests)])
+    return splitting.NamedImages(part.images, names, [*map(bytes, part.digests)])
 
 
 def read_object(data: object, classes: Sequence[str] = ()) -> ObjectData:
@@ -142,22 +134,22 @@ def read_object(data: object, classes: Sequence[str] = ()) -> ObjectData:
         DataError: an object of another kind; items that cannot be used, by index; or classes that
             are no list of different names.
     """
-    is_opened = isinstance(data, Tables)
+    is_opened = isinstance(data, huggingface.Tables)
     given, notes = "", list[str]()
-    if isinstance(data, Tables):
+    if isinstance(data, huggingface.Tables):
         by_split, given, notes = data.splits, data.name, [*data.notes]
     else:
         by_split = _by_split(data)
-    parts: dict[str, ObjectPart] = {}
+    parts: dict[str, huggingface.ObjectPart] = {}
     names: dict[str, None] = {}
     for split, value in by_split.items():
         name = given or _name(value)
         names[name] = None
         origin = f"{name}/{split}" if split else name
-        if not is_opened and not is_hub_dataset(value):
+        if not is_opened and not huggingface.is_hub_dataset(value):
             parts[split] = _part(value, origin)
             continue
-        rows = read_table(value, origin, is_opened=is_opened)
+        rows = huggingface.read_table(value, origin, is_opened=is_opened)
         # benchmarks may publish test images without labels; the other splits are complete
         if split == "test" and len(by_split) > 1 and {*rows.labels} == {None}:
             notes.append("test has no labels and is left out")
@@ -181,11 +173,11 @@ def read_object(data: object, classes: Sequence[str] = ()) -> ObjectData:
 def _by_split(data: object) -> Mapping[str, Any]:
     """Return the object of each split of a dict; `POOL` for any other object."""
     if not isinstance(data, Mapping):
-        return {POOL: data}
+        return {splitting.POOL: data}
     splits: dict[str, Any] = {}
     for key, value in data.items():
-        splits[SPLIT_WORDS.get(str(key).lower(), POOL)] = value
-    if POOL in splits or not 0 < len(splits) == len(data):
+        splits[SPLIT_WORDS.get(str(key).lower(), splitting.POOL)] = value
+    if splitting.POOL in splits or not 0 < len(splits) == len(data):
         keys = [*map(str, data)]
         near = did_you_mean(next(filterfalse(SPLIT_WORDS.__contains__, keys), ""), SPLIT_WORDS)
         raise DataError(f"a dict of {keys}{near}; expected train, val and test, each at most once")
@@ -198,7 +190,7 @@ def _name(data: object) -> str:
         return "arrays"
     if _is_pairs(data):
         return "pairs"
-    if is_hub_dataset(data):
+    if huggingface.is_hub_dataset(data):
         return "datasets"
     if isinstance(data, list | tuple):
         return "items"
@@ -206,7 +198,7 @@ def _name(data: object) -> str:
     return re.sub(r"\W+", "-", type(data).__name__)
 
 
-def _part(data: Any, origin: str) -> ObjectPart:
+def _part(data: Any, origin: str) -> huggingface.ObjectPart:
     """Read the images of one split."""
     if _is_arrays(data):
         return _read_arrays(data[0], data[1], origin)
@@ -281,7 +273,7 @@ def _is_arrays(data: object) -> bool:
     return isinstance(data, tuple) and len(data) == 2 and len(getattr(data[0], "shape", ())) > 0
 
 
-def _read_arrays(images: Any, labels: Any, origin: str) -> ObjectPart:
+def _read_arrays(images: Any, labels: Any, origin: str) -> huggingface.ObjectPart:
     """Return the images of an array; arrays that are uint8 already are not copied."""
     pixels, expected = images, "(N, H, W), (N, H, W, 1) or (N, H, W, 3)"
     if not isinstance(images, np.ndarray):
@@ -303,7 +295,9 @@ def _read_arrays(images: Any, labels: Any, origin: str) -> ObjectPart:
     values = [as_label(label, f"{origin}[{index}]") for index, label in enumerate(labels)]
     pixels = np.ascontiguousarray(as_bytes(pixels, origin))
     digests = np.frombuffer(b"".join(array_digests(pixels)), np.uint8).reshape(-1, 32)
-    return ObjectPart(ArraySplit(pixels, np.zeros(len(pixels), np.int64), origin), values, digests)
+    return huggingface.ObjectPart(
+        ArraySplit(pixels, np.zeros(len(pixels), np.int64), origin), values, digests
+    )
 
 
 def _is_pairs(data: object) -> bool:
@@ -316,7 +310,7 @@ def _is_pair(item: Any) -> bool:
     return is_two and isinstance(item[0], str | os.PathLike)
 
 
-def _read_pairs(pairs: Sequence[Any], origin: str) -> ObjectPart:
+def _read_pairs(pairs: Sequence[Any], origin: str) -> huggingface.ObjectPart:
     """Return the images of a list of (path, label); the files are read when they are needed."""
     paths: list[str] = []
     labels: list[int | str] = []
@@ -329,7 +323,7 @@ def _read_pairs(pairs: Sequence[Any], origin: str) -> ObjectPart:
     # names in messages are relative to the folder that all files are in
     root = Path(os.path.commonpath([os.path.dirname(path) for path in paths]))
     split = FileSplit(paths, np.zeros(len(paths), np.int64), root)
-    return ObjectPart(split, labels, np.asarray(file_digests(paths)))
+    return huggingface.ObjectPart(split, labels, np.asarray(pixel_cache.file_digests(paths)))
 
 
 # Map-style datasets: every item is read once when the dataset is opened, for its digest.
@@ -350,13 +344,13 @@ def _image_and_label(items: MapStyle, index: int, name: str) -> tuple[Any, Any]:
     except Exception as error:  # whatever a user's own dataset raises
         raise DataError(f"{name} raised {type(error).__name__}: {error}") from error
     if isinstance(item, Mapping):
-        image = next(filter(item.__contains__, IMAGE_NAMES), None)
-        label = next(filter(item.__contains__, LABEL_NAMES), None)
+        image = next(filter(item.__contains__, huggingface.IMAGE_NAMES), None)
+        label = next(filter(item.__contains__, huggingface.LABEL_NAMES), None)
         if image is not None and label is not None:
             return item[image], item[label]
         raise DataError(
             f"{name} is a mapping of {[*item]!r:.80}; expected one of the keys "
-            f"{', '.join(IMAGE_NAMES)} and one of {', '.join(LABEL_NAMES)}"
+            f"{', '.join(huggingface.IMAGE_NAMES)} and one of {', '.join(huggingface.LABEL_NAMES)}"
         )
     if isinstance(item, tuple | list) and len(item) == 2:
         return item[0], item[1]
@@ -424,7 +418,7 @@ def _pixels_digest(pixels: UInt8[np.ndarray, "H W C"]) -> bytes:
     return digest.digest()
 
 
-def _read_items(items: MapStyle, origin: str) -> ObjectPart:
+def _read_items(items: MapStyle, origin: str) -> huggingface.ObjectPart:
     """Read every item once: its label, and the digest of its pixels."""
     count = len(items)
     digests = np.zeros((count, 32), np.uint8)
@@ -437,7 +431,7 @@ def _read_items(items: MapStyle, origin: str) -> ObjectPart:
             labels.append(as_label(label, name))
             advance(1)
     split = ItemSplit(items, np.zeros(count, np.int64), origin, np.arange(count), digests)
-    return ObjectPart(split, labels, digests, _classes_of(items))
+    return huggingface.ObjectPart(split, labels, digests, _classes_of(items))
 
 
 def _classes_of(data: Any) -> tuple[str, ...]:

@@ -1,45 +1,21 @@
 """Open a dataset by its name, its address or its files."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from vitkit import errors, messages
 from vitkit.data.datasets.dataset import Dataset
-from vitkit.data.sources.benchmarks import (
-    CIFAR_CLASSES,
-    IDX_CLASSES,
-    known_folders,
-    open_cifar,
-    open_digits,
-    open_idx,
-)
-from vitkit.data.sources.csv_list import open_csv
-from vitkit.data.sources.huggingface import (
-    HUB_PREFIX,
-    PARQUET_ENDING,
-    Tables,
-    is_saved,
-    load_hub,
-    load_parquet,
-    load_saved,
-    parquet_files,
-)
-from vitkit.data.sources.image_folder import open_folder
-from vitkit.data.sources.objects import MapStyle, ObjectData, read_object
-from vitkit.data.sources.shards import WEBDATASET_PREFIX, open_webdataset
-from vitkit.errors import DataError
+from vitkit.data.sources import benchmarks, csv_list, huggingface, image_folder, objects, shards
 from vitkit.io.results import GIVEN, MEMORY_PREFIX, given
-from vitkit.messages import did_you_mean, escape, nearest_parent
 
-NAMES = ("digits", *IDX_CLASSES, *CIFAR_CLASSES)
-ADDRESSES = (HUB_PREFIX, WEBDATASET_PREFIX)
+NAMES = ("digits", *benchmarks.IDX_CLASSES, *benchmarks.CIFAR_CLASSES)
+ADDRESSES = (huggingface.HUB_PREFIX, shards.WEBDATASET_PREFIX)
 LISTS = (".csv", ".tsv")
 
-DataObject: TypeAlias = MapStyle | Sequence[Any] | tuple[Any, Any]
+DataObject: TypeAlias = objects.MapStyle | Sequence[Any] | tuple[Any, Any]
 """A dataset as an object: map-style, a list of pairs, or arrays of images and labels."""
 DataSource: TypeAlias = str | os.PathLike[str] | Dataset | DataObject | Mapping[str, DataObject]
 """Everything that `open_dataset` opens."""
@@ -59,7 +35,7 @@ def kept_data(data: DataSource | None) -> Iterator[str | None]:
     elif isinstance(data, str | os.PathLike):
         yield os.fspath(data)
     else:
-        read = data if isinstance(data, Dataset) else read_object(data)
+        read = data if isinstance(data, Dataset) else objects.read_object(data)
         if isinstance(read, Dataset):
             address = f"{MEMORY_PREFIX}{read.name}-{read.fingerprint[:8]}"
         else:
@@ -118,19 +94,21 @@ def open_dataset(
         MissingExtraError: a Parquet file or a set of the Hub, without `vitkit[hub]`.
     """
     if not isinstance(data, str | os.PathLike | Dataset):
-        return read_object(data, classes).open(ignore_extra_classes)
+        return objects.read_object(data, classes).open(ignore_extra_classes)
     if classes:
-        raise DataError("classes are for data passed as an object; all others have their own")
+        raise errors.DataError(
+            "classes are for data passed as an object; all others have their own"
+        )
     if isinstance(data, Dataset):
         return data
     if isinstance(data, str) and data.startswith(MEMORY_PREFIX):
         if data not in GIVEN:
-            raise DataError(
+            raise errors.DataError(
                 f"{data} stands for data that were passed from Python and are not stored; pass the "
                 "same object again: vitkit.train(data, resume=RUN), vitkit.evaluate(RUN, data)"
             )
-        found: Dataset | ObjectData = GIVEN[data]
-        if isinstance(found, ObjectData):
+        found: Dataset | objects.ObjectData = GIVEN[data]
+        if isinstance(found, objects.ObjectData):
             return found.open(ignore_extra_classes)
         return found
     # `Path.expanduser` raises for an unknown user.
@@ -143,19 +121,19 @@ def open_dataset(
 
 def _open_known(data: str, root: Path | None, ignore_extra_classes: bool) -> Dataset:
     """Open a dataset by its name or its address."""
-    if data.startswith(HUB_PREFIX):
-        return _open_tables(load_hub(data), ignore_extra_classes)
-    if data.startswith(WEBDATASET_PREFIX):
-        return open_webdataset(data, ignore_extra_classes=ignore_extra_classes)
-    if data in CIFAR_CLASSES:
-        return open_cifar(data, known_folders(data, root))
-    if data in IDX_CLASSES:
-        return open_idx(data, known_folders(data, root))
-    return open_digits()
+    if data.startswith(huggingface.HUB_PREFIX):
+        return _open_tables(huggingface.load_hub(data), ignore_extra_classes)
+    if data.startswith(shards.WEBDATASET_PREFIX):
+        return shards.open_webdataset(data, ignore_extra_classes=ignore_extra_classes)
+    if data in benchmarks.CIFAR_CLASSES:
+        return benchmarks.open_cifar(data, benchmarks.known_folders(data, root))
+    if data in benchmarks.IDX_CLASSES:
+        return benchmarks.open_idx(data, benchmarks.known_folders(data, root))
+    return benchmarks.open_digits()
 
 
-def _open_tables(tables: Tables, ignore_extra_classes: bool) -> Dataset:
-    return read_object(tables).open(ignore_extra_classes, where=tables.where)
+def _open_tables(tables: huggingface.Tables, ignore_extra_classes: bool) -> Dataset:
+    return objects.read_object(tables).open(ignore_extra_classes, where=tables.where)
 
 
 def is_dataset(data: str | os.PathLike[str]) -> bool:
@@ -167,8 +145,8 @@ def is_dataset(data: str | os.PathLike[str]) -> bool:
     if isinstance(data, str) and (data in NAMES or data.startswith(ADDRESSES)):
         return True
     if os.path.isdir(path):
-        return bool(parquet_files(path)) or is_saved(path)
-    return path.suffix.lower() in (*LISTS, PARQUET_ENDING)
+        return bool(huggingface.parquet_files(path)) or huggingface.is_saved(path)
+    return path.suffix.lower() in (*LISTS, huggingface.PARQUET_ENDING)
 
 
 def _open_path(
@@ -178,29 +156,29 @@ def _open_path(
     ignore_extra_classes: bool,
 ) -> Dataset:
     """Open a file or a folder by its ending and its contents."""
-    path, name = Path(os.path.expanduser(data)), escape(data) or "''"
+    path, name = Path(os.path.expanduser(data)), messages.escape(data) or "''"
     ending = path.suffix.lower()
     is_folder = os.path.isdir(path)
     # As a path, an empty text would be the working folder.
     if not os.path.exists(path) or not os.fspath(data):
-        where = did_you_mean(name, NAMES) or f"; {nearest_parent(path)}"
-        raise DataError(
+        where = messages.did_you_mean(name, NAMES) or f"; {messages.nearest_parent(path)}"
+        raise errors.DataError(
             f"{name}: no such file or folder, and no dataset of that name{where}; datasets known "
             f"by name: {', '.join(NAMES)}"
         )
     # Tables first: a folder of Parquet files may also hold images, such as for a readme.
-    if ending == PARQUET_ENDING or (is_folder and parquet_files(path)):
-        return _open_tables(load_parquet(path), ignore_extra_classes)
-    if is_folder and is_saved(path):
-        return _open_tables(load_saved(path), ignore_extra_classes)
+    if ending == huggingface.PARQUET_ENDING or (is_folder and huggingface.parquet_files(path)):
+        return _open_tables(huggingface.load_parquet(path), ignore_extra_classes)
+    if is_folder and huggingface.is_saved(path):
+        return _open_tables(huggingface.load_saved(path), ignore_extra_classes)
     links = {"ignore_extra_classes": ignore_extra_classes, "follow_links": follow_links}
     if is_folder:
-        return open_folder(path, **links)
+        return image_folder.open_folder(path, **links)
     # A pipe may be called photos.csv, too; reading it would wait for a writer.
     if os.path.isfile(path) and ending in LISTS:
-        return open_csv(path, root=root, **links)
+        return csv_list.open_csv(path, root=root, **links)
     hint = f"; open shards as wds:{name}" if ending == ".tar" else ""
-    raise DataError(
-        f"{name} is not a folder; expected an image folder, a .csv, a {PARQUET_ENDING} "
+    raise errors.DataError(
+        f"{name} is not a folder; expected an image folder, a .csv, a {huggingface.PARQUET_ENDING} "
         f"file or one of {', '.join(NAMES)}{hint}"
     )

@@ -5,8 +5,6 @@ whole, once, and read like a local one. Each shard is indexed once and every ima
 that images are read by their offset, in any order, like files of a folder.
 """
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import io

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, TypeAlias
 
-from vitkit.errors import SettingError
-from vitkit.messages import did_you_mean
+from vitkit import errors, messages
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -190,9 +189,9 @@ def choose_method(
     if name is not None:
         # one name, and no list of names
         if not isinstance(name, str) or name not in METHODS:
-            near = did_you_mean(str(name), METHODS)
+            near = messages.did_you_mean(str(name), METHODS)
             listed = ", ".join(METHODS)
-            raise SettingError(f"method {name!r} does not exist{near}; methods are {listed}")
+            raise errors.SettingError(f"method {name!r} does not exist{near}; methods are {listed}")
         return METHODS[name], ()
     wanted = {option for option, value in options.items() if value is not None}
     usual = [METHODS[other] for other in DEFAULTS]
@@ -220,7 +219,7 @@ def method_options(method: Method, options: Mapping[str, object]) -> dict[str, o
             if having:
                 expected = f"methods with it: {', '.join(having)}"
             expected = MOVED.get(name, f"{method.name} has no such option; {expected}")
-            raise SettingError.about(name, value, expected)
+            raise errors.SettingError.about(name, value, expected)
         # JSON has no numbers of NumPy
         number = whole_number(value)
         chosen[name] = value if number is None else number

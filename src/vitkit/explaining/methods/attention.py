@@ -1,7 +1,5 @@
 """Attention of the readout in one layer, and attention rollout: all layers, multiplied."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from numbers import Real
 from typing import Literal
@@ -10,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitkit.errors import SettingError
+from vitkit import errors, shapes
 from vitkit.explaining.methods.class_scores import (
     Maps,
     at_least_float32,
@@ -25,7 +23,6 @@ from vitkit.explaining.methods.class_scores import (
 from vitkit.models.layers import eval_mode
 from vitkit.models.record import Record
 from vitkit.models.vit import ViT
-from vitkit.shapes import Images
 
 HeadFusion = Literal["mean", "max", "min"]
 FUSIONS: dict[str, Callable[..., Tensor]] = {
@@ -37,7 +34,7 @@ FUSIONS: dict[str, Callable[..., Tensor]] = {
 
 def attention(
     model: ViT,
-    images: Images,
+    images: shapes.Images,
     *,
     layer: int = -1,
     head: int | None = None,
@@ -90,7 +87,7 @@ def attention(
     return (patches / patches.sum(dim=1, keepdim=True)).unflatten(1, grid)
 
 
-def attention_of_heads(model: ViT, images: Images) -> Float[Tensor, "B L k gh gw"]:
+def attention_of_heads(model: ViT, images: shapes.Images) -> Float[Tensor, "B L k gh gw"]:
     """Return the map of the method `attention` for every layer and head, by one forward pass.
 
     Args:
@@ -122,7 +119,11 @@ def attention_of_heads(model: ViT, images: Images) -> Float[Tensor, "B L k gh gw
 
 @torch.inference_mode()
 def rollout(
-    model: ViT, images: Images, *, discard_ratio: float = 0.0, head_fusion: HeadFusion = "mean"
+    model: ViT,
+    images: shapes.Images,
+    *,
+    discard_ratio: float = 0.0,
+    head_fusion: HeadFusion = "mean",
 ) -> Maps:
     """Return the share of each patch in what the head reads, if attention were the only operation.
 
@@ -150,9 +151,13 @@ def rollout(
         ShapeError: images that do not fit the model.
     """
     if not isinstance(discard_ratio, Real) or not 0 <= discard_ratio < 1:
-        raise SettingError.about("discard_ratio", discard_ratio, "must be at least 0 and below 1")
+        raise errors.SettingError.about(
+            "discard_ratio", discard_ratio, "must be at least 0 and below 1"
+        )
     if head_fusion not in FUSIONS:
-        raise SettingError.about("head_fusion", head_fusion, f"must be one of {', '.join(FUSIONS)}")
+        raise errors.SettingError.about(
+            "head_fusion", head_fusion, f"must be one of {', '.join(FUSIONS)}"
+        )
     record = Record(attention=range(model.spec.depth), pooling=has_map_head(model))
     with eval_mode(model):
         features = model.forward_features(images, record)

@@ -1,7 +1,5 @@
 """Parts that several methods share: class scores, weights of the readout, checks of options."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,13 +10,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitkit.errors import CheckpointError, SettingError
+from vitkit import errors, shapes
 from vitkit.explaining.methods import METHODS, whole_number
-from vitkit.models.layers import eval_mode
-from vitkit.models.readout import Features
+from vitkit.models import layers, readout
 from vitkit.models.record import Record
 from vitkit.models.vit import ViT
-from vitkit.shapes import Grid, Logits
 
 Classes: TypeAlias = Int64[Tensor, " B"]
 """Class numbers of B images, from 0."""
@@ -29,7 +25,7 @@ Maps: TypeAlias = Float[Tensor, "B gh gw"]
 @contextmanager
 def gradients_in_eval_mode(model: ViT) -> Iterator[None]:
     """Run a `with` block in eval mode with gradients enabled, whatever the caller's settings."""
-    with eval_mode(model), torch.inference_mode(False), torch.enable_grad():
+    with layers.eval_mode(model), torch.inference_mode(False), torch.enable_grad():
         yield
 
 
@@ -46,30 +42,32 @@ def check_classes(model: ViT, classes: Classes) -> None:
     count = model.spec.num_classes
     if not count:
         able = [method.name for method in METHODS.values() if not method.by_class]
-        raise SettingError(
+        raise errors.SettingError(
             "the model has no head, so it has no class to explain; methods that need none: "
             f"{', '.join(able)}"
         )
     for number in classes.tolist():
         if not 0 <= number < count:
-            raise SettingError(f"class {number} does not exist; classes are 0 to {count - 1}")
+            raise errors.SettingError(
+                f"class {number} does not exist; classes are 0 to {count - 1}"
+            )
 
 
-def check_finite(logits: Logits) -> Logits:
+def check_finite(logits: shapes.Logits) -> shapes.Logits:
     """Return logits (B, K) that are numbers.
 
     Raises:
         CheckpointError: logits of a model whose weights are broken, or overflow.
     """
     if not torch.isfinite(logits).all():
-        raise CheckpointError(
+        raise errors.CheckpointError(
             "the model's logits are not finite (NaN or infinity), so no class can be explained; "
             "check its weights, or use the model in float32"
         )
     return logits
 
 
-def class_scores(logits: Logits, classes: Classes) -> Float[Tensor, " B"]:
+def class_scores(logits: shapes.Logits, classes: Classes) -> Float[Tensor, " B"]:
     """Return the logit of each row's class: (B, K), (B,) -> (B,)."""
     # a copy: a graph cannot keep the predicted classes of `torch.inference_mode`
     return logits.gather(1, classes.to(logits.device).clone()[:, None])[:, 0]
@@ -80,7 +78,7 @@ def at_least_float32(values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def token_weights(model: ViT, grid: Grid) -> Float[Tensor, " T"]:
+def token_weights(model: ViT, grid: shapes.Grid) -> Float[Tensor, " T"]:
     """Return the weight of each token in the head's input, the same for all images.
 
     It is found by pooling one-hot tokens, so it is what the model's own pooling does: 1 for the
@@ -105,7 +103,9 @@ def token_weights(model: ViT, grid: Grid) -> Float[Tensor, " T"]:
         weights[prefix:] = 1 / patches
         return weights
     eye = torch.eye(prefix + patches, dtype=like.dtype, device=like.device)
-    one_hot = Features.split(eye.unsqueeze(0), grid, spec)  # 1 T T: the widths number the tokens
+    one_hot = readout.Features.split(
+        eye.unsqueeze(0), grid, spec
+    )  # 1 T T: the widths number the tokens
     rows = [model.attn_pool(one_hot)]
     if model.dist_pool is not None and spec.distilled_readout == "mean":
         rows.append(model.dist_pool(one_hot))
@@ -114,7 +114,7 @@ def token_weights(model: ViT, grid: Grid) -> Float[Tensor, " T"]:
 
 
 def readout_row(
-    model: ViT, features: Features, pooling: Float[Tensor, "B k 1 N"] | None
+    model: ViT, features: readout.Features, pooling: Float[Tensor, "B k 1 N"] | None
 ) -> Float[Tensor, "B T"]:
     """Return the weight of each token in the head's input, for each image.
 
@@ -134,7 +134,9 @@ def readout_row(
     return F.pad(patches, (model.spec.num_prefix_tokens, 0))
 
 
-def pooling_map(model: ViT, features: Features, record: Record) -> Float[Tensor, "B k 1 N"] | None:
+def pooling_map(
+    model: ViT, features: readout.Features, record: Record
+) -> Float[Tensor, "B k 1 N"] | None:
     """Return the recorded map (B, k, 1, N) of a MAP head's query, `None` for other models.
 
     Args:
@@ -162,7 +164,7 @@ def check_number(name: str, value: object, least: int, most: int | None = None) 
     number = whole_number(value)
     if number is None or number < least or (most is not None and number > most):
         bounds = f", {least} or more" if most is None else f" from {least} to {most}"
-        raise SettingError.about(name, value, f"must be a whole number{bounds}")
+        raise errors.SettingError.about(name, value, f"must be a whole number{bounds}")
     return number
 
 
@@ -176,7 +178,7 @@ def check_layer(layer: object, model: ViT) -> int:
     return check_number("layer", layer, -depth, depth - 1) % depth
 
 
-def check_patch(query: object, grid: Grid) -> int:
+def check_patch(query: object, grid: shapes.Grid) -> int:
     """Return the number of a patch, from 0, row by row.
 
     Raises:

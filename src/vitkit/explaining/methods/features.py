@@ -1,28 +1,20 @@
 """Maps of the patch features: similarity to what the head reads, and principal components."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitkit.explaining.methods.class_scores import (
-    Maps,
-    at_least_float32,
-    check_layer,
-    check_patch,
-    has_map_head,
-    pooling_map,
-    readout_row,
-)
+from vitkit.explaining.methods import class_scores
 from vitkit.models.layers import eval_mode
 from vitkit.models.record import Record
 from vitkit.models.vit import ViT
 from vitkit.shapes import Grid, Images
 
 
-def similarity(model: ViT, images: Images, *, layer: int = -1, query: int | None = None) -> Maps:
+def similarity(
+    model: ViT, images: Images, *, layer: int = -1, query: int | None = None
+) -> class_scores.Maps:
     """Return the cosine of the class token, or of one patch, and each patch.
 
     The features are a block's tokens after the model's last norm, as DINOv2's
@@ -43,18 +35,18 @@ def similarity(model: ViT, images: Images, *, layer: int = -1, query: int | None
         SettingError: a layer or a patch that does not exist.
         ShapeError: images that do not fit the model.
     """
-    layer = check_layer(layer, model)
+    layer = class_scores.check_layer(layer, model)
     prefix = model.spec.num_prefix_tokens
-    by_map_head = query is None and has_map_head(model)
+    by_map_head = query is None and class_scores.has_map_head(model)
     record = Record(tokens=[layer], pooling=by_map_head)
     with eval_mode(model), torch.inference_mode():
         features = model.forward_features(images, record)
-        tokens = at_least_float32(model.norm(record.tokens[layer]))  # B T D
+        tokens = class_scores.at_least_float32(model.norm(record.tokens[layer]))  # B T D
         if query is not None:
-            compared = tokens[:, prefix + check_patch(query, features.grid)]
+            compared = tokens[:, prefix + class_scores.check_patch(query, features.grid)]
         else:
-            pooling = pooling_map(model, features, record) if by_map_head else None
-            row = readout_row(model, features, pooling)
+            pooling = class_scores.pooling_map(model, features, record) if by_map_head else None
+            row = class_scores.readout_row(model, features, pooling)
             compared = torch.einsum("bt,btd->bd", row, tokens)
         cosine = F.cosine_similarity(tokens[:, prefix:], compared.unsqueeze(1), dim=-1)  # B N
     return cosine.unflatten(1, features.grid)
@@ -89,7 +81,7 @@ def pca(model: ViT, images: Images, *, layer: int = -1) -> Float[Tensor, "B gh g
         SettingError: a layer that does not exist.
         ShapeError: images that do not fit the model.
     """
-    record = Record(tokens=[check_layer(layer, model)])
+    record = Record(tokens=[class_scores.check_layer(layer, model)])
     with eval_mode(model), torch.inference_mode():
         features = model.forward_features(images, record)
         (tokens,) = record.tokens.values()

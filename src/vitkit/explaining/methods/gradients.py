@@ -1,7 +1,5 @@
 """Maps by the gradient of a class's logit, plain or balanced (LibraGrad)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -14,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from vitkit.errors import SettingError
+from vitkit import errors, shapes
 from vitkit.explaining.methods.class_scores import (
     Classes,
     Maps,
@@ -27,14 +25,12 @@ from vitkit.explaining.methods.class_scores import (
     has_map_head,
     readout_row,
 )
-from vitkit.models.encoder import block_calls
-from vitkit.models.readout import Features
+from vitkit.models import encoder, readout
 from vitkit.models.record import Record
 from vitkit.models.vit import ViT
-from vitkit.shapes import Images
 
 
-def libragrad(model: ViT, images: Images, *, classes: Classes) -> Maps:
+def libragrad(model: ViT, images: shapes.Images, *, classes: Classes) -> Maps:
     """Return the share of each patch token of z_0 in the class's logit.
 
     Gradient x input by the backward paths of LibraGrad (arXiv 2411.16760), see
@@ -60,9 +56,9 @@ def libragrad(model: ViT, images: Images, *, classes: Classes) -> Maps:
             start, context, grid = model.embed(images)
         tokens = start.requires_grad_()
         with BalancedGradients():
-            for block in block_calls(model.blocks):
+            for block in encoder.block_calls(model.blocks):
                 tokens = block(tokens, context)
-            features = Features.split(model.norm(tokens), grid, model.spec)
+            features = readout.Features.split(model.norm(tokens), grid, model.spec)
             scores = class_scores(model.forward_head(features), classes)
         (gradient,) = torch.autograd.grad(scores.sum(), start)
     shares = (at_least_float32(gradient) * start.detach()).sum(dim=-1)  # B T
@@ -119,7 +115,7 @@ def backward_paths(name: str) -> AbstractContextManager[object]:
         SettingError: another name.
     """
     if name not in ("plain", "balanced"):
-        raise SettingError.about("gradients", name, "must be plain or balanced")
+        raise errors.SettingError.about("gradients", name, "must be plain or balanced")
     if name == "balanced":
         return BalancedGradients()
     return nullcontext()
@@ -217,7 +213,7 @@ BALANCED: dict[Callable[..., Any], Callable[..., Tensor]] = {
 
 
 def gradient_rollout(
-    model: ViT, images: Images, *, classes: Classes, gradients: str = "balanced"
+    model: ViT, images: shapes.Images, *, classes: Classes, gradients: str = "balanced"
 ) -> Maps:
     """Return how far the attention to each patch, through all layers, raises a class's logit.
 
@@ -295,7 +291,9 @@ def _read_by_query(
     return row + _rolled_out(scaled, weights)
 
 
-def legrad(model: ViT, images: Images, *, classes: Classes, gradients: str = "balanced") -> Maps:
+def legrad(
+    model: ViT, images: shapes.Images, *, classes: Classes, gradients: str = "balanced"
+) -> Maps:
     """Return LeGrad's map: positive gradients of each layer's own score to its attention.
 
     The tokens after layer l go through the model's last norm, pooling and head, which gives the
@@ -330,10 +328,10 @@ def legrad(model: ViT, images: Images, *, classes: Classes, gradients: str = "ba
     with gradients_in_eval_mode(model), backward_paths(gradients):
         with torch.no_grad():
             tokens, context, grid = model.embed(images)
-        for block in block_calls(model.blocks, record):
+        for block in encoder.block_calls(model.blocks, record):
             # s^l depends on A^l through layer l only, so earlier layers are not in the graph
             tokens = block(tokens.detach().requires_grad_(), context)
-            features = Features.split(model.norm(tokens), grid, model.spec)
+            features = readout.Features.split(model.norm(tokens), grid, model.spec)
             scores = class_scores(model.forward_head(features, record), classes)
             maps = record.pooling if by_map_head else record.attention
             _, weights = maps.popitem()  # B k Q T; one row, B k 1 N, with a MAP head
@@ -344,7 +342,7 @@ def legrad(model: ViT, images: Images, *, classes: Classes, gradients: str = "ba
     return patches.unflatten(1, grid)
 
 
-def grad_cam(model: ViT, images: Images, *, classes: Classes, layer: int = -1) -> Maps:
+def grad_cam(model: ViT, images: shapes.Images, *, classes: Classes, layer: int = -1) -> Maps:
     """Return where the features of a layer that raise a class's logit are.
 
     "Grad-CAM" (arXiv 1610.02391), Eq. 1 and 2, with patch tokens for the cells of a feature map:
@@ -378,7 +376,7 @@ def grad_cam(model: ViT, images: Images, *, classes: Classes, layer: int = -1) -
     def keep(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         read.append(inputs[0])
 
-    calls = block_calls(model.blocks)
+    calls = encoder.block_calls(model.blocks)
     reader = model.blocks.get_submodule(f"{layer}.attn")
     with gradients_in_eval_mode(model):
         with torch.no_grad():  # no gradient is wanted so far back
@@ -389,7 +387,9 @@ def grad_cam(model: ViT, images: Images, *, classes: Classes, layer: int = -1) -
             tokens = tokens.detach().requires_grad_()
             for block in calls[layer:]:
                 tokens = block(tokens, context)
-            logits = model.forward_head(Features.split(model.norm(tokens), grid, model.spec))
+            logits = model.forward_head(
+                readout.Features.split(model.norm(tokens), grid, model.spec)
+            )
             score = class_scores(logits, classes).sum()
             (gradient,) = torch.autograd.grad(score, read)
     prefix = model.spec.num_prefix_tokens
@@ -398,7 +398,9 @@ def grad_cam(model: ViT, images: Images, *, classes: Classes, layer: int = -1) -
     return torch.einsum("bnd,bd->bn", activations, weights).relu().unflatten(1, grid)
 
 
-def integrated_gradients(model: ViT, images: Images, *, classes: Classes, steps: int = 50) -> Maps:
+def integrated_gradients(
+    model: ViT, images: shapes.Images, *, classes: Classes, steps: int = 50
+) -> Maps:
     """Return the integrated gradients of the class's logit, summed over each patch's pixels.
 
     The gradient is integrated on the straight line from a baseline to the image, times their

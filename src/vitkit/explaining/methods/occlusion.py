@@ -1,12 +1,10 @@
 """Forward passes with some of the patches, and occlusion: the fall of a logit without each."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from vitkit.errors import SettingError
+from vitkit import errors, shapes
 from vitkit.explaining.methods import METHODS
 from vitkit.explaining.methods.class_scores import (
     Classes,
@@ -16,11 +14,8 @@ from vitkit.explaining.methods.class_scores import (
     check_number,
     class_scores,
 )
-from vitkit.models.encoder import block_calls
-from vitkit.models.layers import eval_mode
-from vitkit.models.readout import Features
+from vitkit.models import encoder, layers, readout
 from vitkit.models.vit import ViT
-from vitkit.shapes import Grid, Images, Logits
 
 ROWS_AT_ONCE = 64
 """Images with a dropped window per forward pass."""
@@ -47,7 +42,7 @@ class TokenSubsets:
     torch.Size([2, 10])
     """
 
-    def __init__(self, model: ViT, images: Images) -> None:
+    def __init__(self, model: ViT, images: shapes.Images) -> None:
         self.model = model
         self.embedded = model.embed(images)
         self.grid = self.embedded.grid
@@ -55,7 +50,7 @@ class TokenSubsets:
 
     def logits(
         self, patches: Int64[Tensor, "R n"], image: Int64[Tensor, " R"] | None = None
-    ) -> Logits:
+    ) -> shapes.Logits:
         """Return the logits (R, K) of R passes with n patches each.
 
         Args:
@@ -74,14 +69,14 @@ class TokenSubsets:
             sin, cos = context.rotation
             # (T, h) for all images -> R 1 T' h, one axis for the heads
             context = context._replace(rotation=(sin[kept].unsqueeze(1), cos[kept].unsqueeze(1)))
-        for block in block_calls(self.model.blocks):
+        for block in encoder.block_calls(self.model.blocks):
             tokens = block(tokens, context)
         grid = 1, patches.shape[1]
-        features = Features.split(self.model.norm(tokens), grid, self.model.spec)
+        features = readout.Features.split(self.model.norm(tokens), grid, self.model.spec)
         return self.model.forward_head(features)
 
 
-def occlusion(model: ViT, images: Images, *, classes: Classes, window: int = 1) -> Maps:
+def occlusion(model: ViT, images: shapes.Images, *, classes: Classes, window: int = 1) -> Maps:
     """Return the fall of the class's logit when a patch is dropped.
 
     "Visualizing and Understanding Convolutional Networks" (arXiv 1311.2901, Sec. 4.2), with tokens
@@ -107,7 +102,7 @@ def occlusion(model: ViT, images: Images, *, classes: Classes, window: int = 1) 
     """
     check_classes(model, classes)
     windows = _windows(model.patch_embed.grid(images), window).to(images.device)  # V k*k
-    with eval_mode(model), torch.inference_mode():
+    with layers.eval_mode(model), torch.inference_mode():
         subsets = TokenSubsets(model, images)
         covers = torch.zeros(len(windows), subsets.count, dtype=torch.bool, device=images.device)
         covers.scatter_(1, windows, True)  # V N
@@ -124,11 +119,11 @@ def occlusion(model: ViT, images: Images, *, classes: Classes, window: int = 1) 
         return (falls @ shares.to(falls)).unflatten(1, subsets.grid)
 
 
-def _windows(grid: Grid, window: int) -> Int64[Tensor, "V w"]:
+def _windows(grid: shapes.Grid, window: int) -> Int64[Tensor, "V w"]:
     """Return the patches of each k x k window in the grid, by their numbers."""
     if grid == (1, 1):
         able = [name for name in METHODS if name != "occlusion"]
-        raise SettingError(
+        raise errors.SettingError(
             "occlusion drops patches in turn, and these images have a single one; other methods: "
             f"{', '.join(able)}"
         )

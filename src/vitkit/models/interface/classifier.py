@@ -1,7 +1,5 @@
 """The head of a model, read and replaced in place: timm's calls for it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

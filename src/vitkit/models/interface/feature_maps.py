@@ -1,7 +1,5 @@
 """`FeatureMaps`: a ViT as the backbone of a detector, with maps of some layers as its result."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tokens of intermediate layers, as sequences or as maps: the methods of timm and DINOv2."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias

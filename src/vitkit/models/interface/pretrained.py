@@ -1,7 +1,5 @@
 """The origin of a model's weights, and the calls of timm and transformers that read or store it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,14 +5,11 @@ Rules of one kind follow from `Meaning`: what a probe refuses, what belongs to a
 off or to another optimizer. Checks against the model and the data are in `training.plan`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from vitkit.errors import SettingError
-from vitkit.messages import flag_name, plural
+from vitkit import errors, messages
 from vitkit.training.config.meaning import fields_where, meanings
 from vitkit.training.config.train_config import USUAL, TrainConfig
 
@@ -161,11 +158,11 @@ def check_contradictions(config: TrainConfig, processes: int = 1) -> None:
         *_of_batches(config, processes),
         *_of_pixels(config),
     ):
-        raise SettingError(found.message)
+        raise errors.SettingError(found.message)
 
 
 def _follow(config: TrainConfig, rules: Iterable[Rule], processes: int) -> Iterator[Contradiction]:
-    epochs = plural(config.epochs or 0, "epoch")
+    epochs = messages.plural(config.epochs or 0, "epoch")
     for rule in rules:
         if rule.applies(config):
             text = rule.message.format(c=config, epochs=epochs, processes=processes)
@@ -200,9 +197,9 @@ def _of_what_is_off(config: TrainConfig) -> Iterator[Contradiction]:
         features, optimizers = meaning.only_with, meaning.optimizers
         if not (features or optimizers) or not _given(config, [name]):
             continue
-        given = f"{flag_name(name)} {getattr(config, name)}"
+        given = f"{messages.flag_name(name)} {getattr(config, name)}"
         if features and not any(getattr(config, feature) for feature in features):
-            flags = " or ".join(map(flag_name, features))
+            flags = " or ".join(map(messages.flag_name, features))
             yield Contradiction(
                 (name,), f"{given} has no effect without {flags}; add {flags}, or leave it out"
             )
@@ -226,8 +223,8 @@ def _of_batches(config: TrainConfig, processes: int) -> Iterator[Contradiction]:
         sizes = f"{below} or {below + shares}" if below else f"{shares}"
         yield Contradiction(
             (),
-            f"--batch-size {batch} is not divisible by {plural(processes, 'process')} x "
-            f"{plural(parts, 'accumulation step')}; pass --batch-size {sizes}, or change "
+            f"--batch-size {batch} is not divisible by {messages.plural(processes, 'process')} x "
+            f"{messages.plural(parts, 'accumulation step')}; pass --batch-size {sizes}, or change "
             f"--grad-accum-steps {parts}",
         )
     # images are mixed with others of the same part, not of the whole batch
@@ -310,7 +307,7 @@ def resolve_defaults(
         config = replace(config, warmup_epochs=epochs / 10)
         notes.append(
             f"warmup_epochs {warmup:g} shortened to {epochs / 10:g}, as the run has "
-            f"{plural(epochs, 'epoch')}"
+            f"{messages.plural(epochs, 'epoch')}"
         )
     lr, low = config.lr, config.min_lr
     is_default = low == recipe.get("min_lr", TrainConfig.min_lr)
@@ -334,13 +331,13 @@ def notes_on_settings(config: TrainConfig, processes: int, total_steps: int) -> 
         listed = " and ".join(f"{name} {getattr(config, name)}" for name in names)
         notes.append(f"{listed} without effect: the run has one process")
     if config.probe is None:
-        end = f"the run ends after {plural(epochs, 'epoch')}"
+        end = f"the run ends after {messages.plural(epochs, 'epoch')}"
         limits = {"mixup_off_epoch": config.mixup_off_epoch, "patience": config.patience or 0}
         beyond = [f"{name} {epoch}" for name, epoch in limits.items() if epoch >= epochs]
         if beyond:
             notes.append(f"{' and '.join(beyond)} without effect: {end}")
         if (config.max_steps or 0) > total_steps:
-            steps = plural(total_steps, "step")
+            steps = messages.plural(total_steps, "step")
             notes.append(f"max_steps {config.max_steps} without effect: {end}, {steps}")
     else:
         ignored = [*_given(config, fields_where(TrainConfig, with_probe="ignored"))]

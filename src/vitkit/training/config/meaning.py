@@ -4,8 +4,6 @@ A field of a settings section carries one `Meaning` in its annotation. Code that
 alike, such as the comparison on resume, asks `fields_where` and keeps no list of names of its own.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace

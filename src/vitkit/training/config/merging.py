@@ -1,7 +1,5 @@
 """Merging of settings from several sources, their YAML, and their other names."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -14,10 +12,8 @@ from typing import Any, get_type_hints
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from vitkit.errors import SettingError
-from vitkit.frozen import field_names
+from vitkit import errors, frozen, messages
 from vitkit.io.atomic import write_bytes
-from vitkit.messages import did_you_mean
 from vitkit.training.config.meaning import Settings
 from vitkit.training.config.train_config import TrainConfig
 
@@ -42,7 +38,9 @@ def layered(*layers: Mapping[str, Any]) -> Settings:
         check_names(layer)
         spec = layer.get("spec") or {}
         if not isinstance(spec, Mapping):
-            raise SettingError(f"spec = {spec!r}: expected fields of ViTSpec, such as width: 64")
+            raise errors.SettingError(
+                f"spec = {spec!r}: expected fields of ViTSpec, such as width: 64"
+            )
         # a later synonym replaces an earlier one
         for synonyms in SYNONYMS:
             if any(_is_set(layer, name) for name in synonyms):
@@ -62,12 +60,12 @@ def check_names(keys: Iterable[str], where: str = "") -> None:
         keys: names of settings.
         where: begins the message, such as `recipe.yaml:2: `.
     """
-    known = field_names(TrainConfig)
+    known = frozen.field_names(TrainConfig)
     for key in keys:
         if key in known:
             continue
         hint = hint_on(key, known, _second_names(TrainConfig))
-        raise SettingError(f"{where}there is no setting {key!r}{hint}")
+        raise errors.SettingError(f"{where}there is no setting {key!r}{hint}")
 
 
 def _is_set(layer: Mapping[str, Any], name: str) -> bool:
@@ -118,10 +116,10 @@ def read_yaml(path: str | Path) -> Settings:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"{path}: cannot be read: {error}") from None
+        raise errors.SettingError(f"{path}: cannot be read: {error}") from None
     content = _parse(path, text)
     if not isinstance(content, dict):
-        raise SettingError(f"{path}: expected `setting: value` lines, such as `lr: 1e-3`")
+        raise errors.SettingError(f"{path}: expected `setting: value` lines, such as `lr: 1e-3`")
     settings = {str(key): value for key, value in content.items()}
     for name, values in GONE.items():
         if name in settings and settings[name] in values:
@@ -131,9 +129,9 @@ def read_yaml(path: str | Path) -> Settings:
         check_names([key], where=f"{path}{_line(text, key)}: ")
     try:
         TrainConfig(**{"data": ""} | settings)
-    except SettingError as error:
+    except errors.SettingError as error:
         line = _line(text, error.wrong.field) if error.wrong else ""
-        raise SettingError(f"{path}{line}: {error}") from None
+        raise errors.SettingError(f"{path}{line}: {error}") from None
     return settings
 
 
@@ -166,7 +164,7 @@ def _parse(path: Path, text: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
         problem = str(getattr(error, "problem", None) or error).splitlines()[0]
-        raise SettingError(f"{path}{line}: not valid YAML: {problem}") from None
+        raise errors.SettingError(f"{path}{line}: not valid YAML: {problem}") from None
 
 
 def _line(text: str, key: str) -> str:
@@ -228,9 +226,9 @@ def hint_on(
         ours = [f"--{name.replace('_', '-')}" if as_flags else repr(name) for name in names]
         return f"; vitkit calls it {' and '.join(ours)}"
     if not as_flags:
-        return did_you_mean(word, known)
+        return messages.did_you_mean(word, known)
     # the quotes of `did_you_mean` enclose names without dashes
-    near = did_you_mean(word.lstrip("-"), [name.replace("_", "-") for name in known])
+    near = messages.did_you_mean(word.lstrip("-"), [name.replace("_", "-") for name in known])
     return near.replace("mean '", "mean '--")
 
 

@@ -1,7 +1,5 @@
 """Settings passed as Python objects, and the names that stand for them in config.yaml."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from itertools import count

@@ -1,7 +1,5 @@
 """Every setting of a run, by section; `TrainConfig` and `RunConfig`, before and after defaults."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 

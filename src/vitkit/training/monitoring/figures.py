@@ -13,14 +13,12 @@ from jaxtyping import Float64, Int64, UInt8
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import nn
 
+from vitkit import errors, messages, spec
 from vitkit.data.augmentation.pipeline import ModelInputs
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.loading.loader import Batch, EvaluationBatches
-from vitkit.errors import DataError, Interrupted, OutputError
 from vitkit.io.atomic import write_bytes
-from vitkit.messages import nearest_parent, percent, plural
 from vitkit.plots.html import html_image
-from vitkit.spec import Preprocess
 from vitkit.training.monitoring.trackers import read_metrics
 from vitkit.training.run_folder import RunFolder
 
@@ -62,16 +60,18 @@ class LearningCurves:
         """
         folder = RunFolder(Path(run))
         if not folder.root.is_dir():
-            raise OutputError(f"{run}: no such run folder; {nearest_parent(folder.root)}")
+            raise errors.OutputError(
+                f"{run}: no such run folder; {messages.nearest_parent(folder.root)}"
+            )
         rows = read_metrics(folder)
         if not rows:
-            raise DataError(
+            raise errors.DataError(
                 f"{run}: no epoch is complete in metrics.csv, so there is no curve; a probe and a "
                 "run of less than an epoch have none"
             )
         missing = [name for name in ("epoch", "train_loss", "lr") if name not in rows[0]]
         if missing:
-            raise DataError(
+            raise errors.DataError(
                 f"{folder.metrics} has no column {missing[0]}, so it is not of a run of vitkit; "
                 "name the folder of a run"
             )
@@ -127,7 +127,7 @@ RIGHT, WRONG = "#1a7f37", "#c4281c"
 def example_predictions(
     model: nn.Module,
     dataset: Dataset,
-    preprocess: Preprocess,
+    preprocess: spec.Preprocess,
     device: torch.device,
 ) -> UInt8[np.ndarray, "H W 3"]:
     """Draw a fixed set of validation images with their classes and the predicted classes.
@@ -161,7 +161,7 @@ def example_predictions(
         image = ImageOps.pad(image.convert("RGB"), (SIDE, SIDE), Image.Resampling.NEAREST, "white")
         sheet.paste(image, (left, top))
         label, guess = int(batch.labels[number]), int(predicted[number])
-        prediction = f"{percent(float(probabilities[number]))} {dataset.classes[guess]}"
+        prediction = f"{messages.percent(float(probabilities[number]))} {dataset.classes[guess]}"
         colour = RIGHT if guess == label else WRONG
         lines = ((dataset.classes[label], "black"), (prediction, colour))
         for row, (text, fill) in enumerate(lines):
@@ -174,7 +174,12 @@ def example_predictions(
 
 
 def batch_figure(
-    fed: ModelInputs, batch: Batch, dataset: Dataset, preprocess: Preprocess, most: int, parts: int
+    fed: ModelInputs,
+    batch: Batch,
+    dataset: Dataset,
+    preprocess: spec.Preprocess,
+    most: int,
+    parts: int,
 ) -> NotebookFigure:
     """Draw the first images of a batch with its labels; the title has the model's values.
 
@@ -201,10 +206,15 @@ def batch_figure(
             captions.append([label])
         else:
             weight = fed.mixture.weight
-            captions.append([f"{label} ({percent(weight)})", f"{partner} ({percent(1 - weight)})"])
+            captions.append(
+                [
+                    f"{label} ({messages.percent(weight)})",
+                    f"{partner} ({messages.percent(1 - weight)})",
+                ]
+            )
     count, channels, height, width = fed.images.shape
     of_parts = "" if parts == 1 else f", part 1 of {parts}"
-    shown, values = plural(count, "image"), fed.images
+    shown, values = messages.plural(count, "image"), fed.images
     if len(pixels) < count:
         shown = f"{len(pixels):,} of {shown}"
     title = (
@@ -239,7 +249,7 @@ def write_figure(
 
         write_bytes(path, encode_png(figure))
         write_bytes(path.with_suffix(".svg"), encode_svg(figure))
-    except Interrupted:  # signals are not drawing errors
+    except errors.Interrupted:  # signals are not drawing errors
         raise
     except Exception as error:  # noqa: BLE001 - a figure must never fail a run
         reason = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -22,13 +22,7 @@ from torch import nn
 from vitkit.errors import Interrupted
 from vitkit.io.atomic import output_error
 from vitkit.training.config.meaning import TrackerName
-from vitkit.training.monitoring.trackers import (
-    Numbers,
-    Tracker,
-    add_line,
-    add_row,
-    open_trackers,
-)
+from vitkit.training.monitoring.trackers import Numbers, Tracker, add_line, add_row, open_trackers
 from vitkit.training.run_folder import RunFolder
 
 if TYPE_CHECKING:

@@ -5,8 +5,6 @@ variables (WANDB_MODE, MLFLOW_TRACKING_URI and the like). A service that fails d
 end the run.
 """
 
-from __future__ import annotations
-
 import csv
 import importlib
 import json

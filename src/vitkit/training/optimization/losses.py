@@ -4,18 +4,13 @@ Targets are class numbers (B,) or, where images are mixed, a probability for eve
 Both losses accept both.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
-from vitkit.errors import SettingError
+from vitkit import errors, messages, shapes
 from vitkit.io.results import import_setting
-from vitkit.messages import did_you_mean
-from vitkit.shapes import Logits, Loss, Targets
 
 
 @dataclass(frozen=True)
@@ -28,7 +23,7 @@ class CrossEntropy:
 
     smoothing: float = 0.0
 
-    def __call__(self, logits: Logits, targets: Targets) -> Tensor:
+    def __call__(self, logits: shapes.Logits, targets: shapes.Targets) -> torch.Tensor:
         """Return the mean over the images."""
         return F.cross_entropy(logits, targets, label_smoothing=self.smoothing)
 
@@ -51,7 +46,7 @@ class BinaryCrossEntropy:
     smoothing: float = 0.0
     threshold: float | None = None
 
-    def __call__(self, logits: Logits, targets: Targets) -> Tensor:
+    def __call__(self, logits: shapes.Logits, targets: shapes.Targets) -> torch.Tensor:
         """Return the mean over the images."""
         classes = logits.shape[1]
         probabilities = F.one_hot(targets, classes) if targets.ndim == 1 else targets
@@ -62,7 +57,7 @@ class BinaryCrossEntropy:
         return summed / len(logits)
 
 
-def make_loss(name: str, *, smoothing: float = 0.0, threshold: float | None = None) -> Loss:
+def make_loss(name: str, *, smoothing: float = 0.0, threshold: float | None = None) -> shapes.Loss:
     """Return the loss of a name: `cross-entropy`, `bce`, or a user's own as `module:function`.
 
     Args:
@@ -73,15 +68,15 @@ def make_loss(name: str, *, smoothing: float = 0.0, threshold: float | None = No
     Raises:
         SettingError: there is no loss of this name, or the module or function cannot be imported.
     """
-    losses: dict[str, Loss] = {
+    losses: dict[str, shapes.Loss] = {
         "cross-entropy": CrossEntropy(smoothing),
         "bce": BinaryCrossEntropy(smoothing, threshold),
     }
     if name in losses:
         return losses[name]
     if ":" not in name:
-        near = did_you_mean(name, losses)
-        raise SettingError(
+        near = messages.did_you_mean(name, losses)
+        raise errors.SettingError(
             f"--loss {name!r} does not exist{near}; pass one of {', '.join(losses)}, or your "
             "own function as MODULE:NAME"
         )
@@ -91,12 +86,12 @@ def make_loss(name: str, *, smoothing: float = 0.0, threshold: float | None = No
 # The user's own loss, `--loss MODULE:FUNCTION`: imported, and tried once before the run.
 
 
-def _import_loss(name: str) -> Loss:
+def _import_loss(name: str) -> shapes.Loss:
     """Return the user's own loss of a name `module:function`."""
-    loss: Loss = import_setting("loss", name)
+    loss: shapes.Loss = import_setting("loss", name)
     # A class would be called with logits and targets, and return an object.
     if not callable(loss) or isinstance(loss, type):
-        raise SettingError(f"--loss {name} must be a function of (logits, targets)")
+        raise errors.SettingError(f"--loss {name} must be a function of (logits, targets)")
     return loss
 
 
@@ -125,10 +120,10 @@ def check_loss(name: str, num_classes: int, *, mixed: str | None) -> None:
             "pass --mixup 0 --cutmix 0, or --loss cross-entropy"
         )
     if problem is not None:
-        raise SettingError(f"--loss {name} {text}")
+        raise errors.SettingError(f"--loss {name} {text}")
 
 
-def _problem(loss: Loss, targets: Tensor, num_classes: int) -> str | None:
+def _problem(loss: shapes.Loss, targets: torch.Tensor, num_classes: int) -> str | None:
     """Call a loss; return one line on why the run cannot use it, or `None`."""
     logits = torch.zeros(2, num_classes, requires_grad=True)
     try:
@@ -136,6 +131,6 @@ def _problem(loss: Loss, targets: Tensor, num_classes: int) -> str | None:
     except Exception as error:  # noqa: BLE001 - whatever a user's own function raises
         return f"{type(error).__name__}: {error}"
     # A loss without a gradient would leave all weights unchanged.
-    if not isinstance(value, Tensor) or value.ndim or not value.requires_grad:
+    if not isinstance(value, torch.Tensor) or value.ndim or not value.requires_grad:
         return f"it returned {type(value).__name__} {list(getattr(value, 'shape', []))}"
     return None

@@ -1,7 +1,5 @@
 """Optimizers: AdamW, Adam, SGD, Muon, and the optimizers of the pytorch-optimizer library."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import cache, partial
@@ -10,8 +8,7 @@ from typing import Any
 import torch
 from torch import nn, optim
 
-from vitkit.errors import MissingExtraError, SettingError
-from vitkit.messages import did_you_mean
+from vitkit import errors, messages
 from vitkit.training.config.train_config import RunConfig
 from vitkit.training.optimization.parameters import parameter_groups
 from vitkit.training.state.registry import OptimizerPart
@@ -160,15 +157,15 @@ def _library_optimizer(name: str) -> OptimizerFactory:
     try:
         import pytorch_optimizer as library
     except ImportError:
-        near = did_you_mean(name, OPTIMIZERS)
-        raise MissingExtraError(
+        near = messages.did_you_mean(name, OPTIMIZERS)
+        raise errors.MissingExtraError(
             f"--opt {name!r} is none of {', '.join(OPTIMIZERS)}{near}; for others install the "
             "pytorch-optimizer library: pip install 'vitkit[optim]'"
         ) from None
     known = library.get_supported_optimizers()
     if name not in known:
-        near = did_you_mean(name, dict.fromkeys([*OPTIMIZERS, *known]), count=2)
-        raise SettingError(
+        near = messages.did_you_mean(name, dict.fromkeys([*OPTIMIZERS, *known]), count=2)
+        raise errors.SettingError(
             f"--opt {name!r} does not exist{near}; pass {', '.join(OPTIMIZERS)}, or one of the "
             "pytorch-optimizer library, such as lamb, lion or adan"
         )
@@ -177,7 +174,9 @@ def _library_optimizer(name: str) -> OptimizerFactory:
     if name in OTHER_WEIGHTS:
         problem = "it trains other weights than it evaluates"
     if problem is not None:
-        raise SettingError(f"--opt {name} cannot be used here: {problem}; pass adamw, lamb or lion")
+        raise errors.SettingError(
+            f"--opt {name} cannot be used here: {problem}; pass adamw, lamb or lion"
+        )
     return optimizer_class
 
 

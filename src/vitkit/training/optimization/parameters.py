@@ -1,7 +1,5 @@
 """Parameters of the optimizer: frozen ones, groups, the learning rate, their average (EMA)."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Iterable
@@ -11,12 +9,10 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from vitkit.distributed import local_tensor
-from vitkit.errors import MODEL, SettingError, check_type
+from vitkit import distributed, errors
 from vitkit.messages import did_you_mean, plural
 from vitkit.models.interface.classifier import is_of_head
-from vitkit.training.config.meaning import Schedule
-from vitkit.training.config.train_config import FineTuningSettings
+from vitkit.training.config import meaning, train_config
 from vitkit.training.state.registry import Metadata, ModelPart, Stateful, Tensors
 
 BACKBONE = "backbone"
@@ -42,10 +38,10 @@ def freeze(model: nn.Module, *patterns: str, blocks: int = 0) -> list[str]:
     >>> freeze(create_model("vit_tiny_patch16_224", depth=2), "head")
     ['head.weight', 'head.bias']
     """
-    check_type(model, nn.Module, "freeze", MODEL)
+    errors.check_type(model, nn.Module, "freeze", errors.MODEL)
     depth = len(getattr(model, "blocks", ()))
     if not 0 <= blocks <= depth:
-        raise SettingError(
+        raise errors.SettingError(
             f"--freeze-blocks {blocks}: the model has {plural(depth, 'block')}; pass 0 to {depth}"
         )
     parameters = dict(model.named_parameters())
@@ -61,7 +57,9 @@ def freeze(model: nn.Module, *patterns: str, blocks: int = 0) -> list[str]:
     return names
 
 
-def freeze_parts(model: nn.Module, settings: FineTuningSettings, opt: str) -> list[str]:
+def freeze_parts(
+    model: nn.Module, settings: train_config.FineTuningSettings, opt: str
+) -> list[str]:
     """Freeze the parameters that `freeze` and `freeze_blocks` of the settings name.
 
     Args:
@@ -84,13 +82,13 @@ def freeze_parts(model: nn.Module, settings: FineTuningSettings, opt: str) -> li
         if parameter.requires_grad:
             of_muon.append(name.startswith("blocks.") and parameter.ndim == 2)
     if not of_muon:
-        raise SettingError(
+        raise errors.SettingError(
             f"everything is frozen: --freeze {' '.join(settings.freeze)}, --freeze-blocks "
             f"{settings.freeze_blocks}; leave something to train, such as the head: --freeze "
             "backbone"
         )
     if opt == "muon" and len(set(of_muon)) < 2:
-        raise SettingError(
+        raise errors.SettingError(
             "--opt muon trains the matrices of the blocks, and everything else by AdamW, and all "
             f"parameters of {'the second' if of_muon[0] else 'the first'} kind are frozen; freeze "
             "less, or pass --opt adamw"
@@ -124,7 +122,7 @@ def _matching(pattern: str, names: list[str], depth: int) -> set[str]:
         length = pattern.count(".") + 1
         similar = {".".join(name.split(".")[:length]) for name in names}
         near = did_you_mean(pattern, {BACKBONE, *similar})
-        raise SettingError(f"no parameter is named {pattern!r}{near}; the model has {parts}")
+        raise errors.SettingError(f"no parameter is named {pattern!r}{near}; the model has {parts}")
     return matching
 
 
@@ -156,8 +154,10 @@ class EMA(Stateful, Generic[Model]):
         """Add the weights of one more step to the average; buffers are copied."""
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         # Averaging is elementwise: each process averages its own part of a sharded weight.
-        averages: list[Tensor] = [local_tensor(average) for average in self.model.parameters()]
-        weights: list[Tensor] = [local_tensor(weight) for weight in model.parameters()]
+        averages: list[Tensor] = [
+            distributed.local_tensor(average) for average in self.model.parameters()
+        ]
+        weights: list[Tensor] = [distributed.local_tensor(weight) for weight in model.parameters()]
         # theta' + (1 - d) (theta - theta'), for all weights in one call
         torch._foreach_lerp_(averages, weights, 1.0 - decay)
         for own, current in zip(self.model.buffers(), model.buffers(), strict=True):
@@ -216,9 +216,9 @@ def parameter_groups(
     Raises:
         SettingError: not a model, or a layer decay outside (0, 1].
     """
-    check_type(model, nn.Module, "parameter_groups", MODEL)
+    errors.check_type(model, nn.Module, "parameter_groups", errors.MODEL)
     if not 0.0 < layer_decay <= 1.0:
-        raise SettingError(
+        raise errors.SettingError(
             f"layer_decay {layer_decay:g} must lie in (0, 1]; 0.75 is usual, and 1 turns it off"
         )
     depth = len(getattr(model, "blocks", ()))
@@ -255,7 +255,13 @@ def _layer_number(name: str, depth: int) -> int:
 
 
 def learning_rate(
-    step: int, schedule: Schedule = "cosine", *, peak: float, low: float, warmup: int, total: int
+    step: int,
+    schedule: meaning.Schedule = "cosine",
+    *,
+    peak: float,
+    low: float,
+    warmup: int,
+    total: int,
 ) -> float:
     """Return the learning rate of a step: it rises linearly over `warmup` steps to `peak`.
 

@@ -1,7 +1,5 @@
 """The arithmetic of a run: precision, attention kernel, and the loss scale of float16."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
@@ -9,8 +7,7 @@ from typing import Any, Literal
 import torch
 
 from vitkit.errors import MODEL, SettingError, check_type
-from vitkit.models.attention import AttentionKernel
-from vitkit.models.encoder import recompute_block
+from vitkit.models import attention, encoder
 from vitkit.models.vit import ViT
 from vitkit.training.state.registry import Metadata, Stateful, Tensors
 
@@ -72,7 +69,9 @@ def choose_precision(model: ViT, batch_size: int, device: torch.device) -> tuple
     return half, f"this {kind} multiplies faster in {half}"
 
 
-def choose_kernel(model: ViT, precision: Precision, device: torch.device) -> AttentionKernel:
+def choose_kernel(
+    model: ViT, precision: Precision, device: torch.device
+) -> attention.AttentionKernel:
     """Choose the attention kernel: fused, except for half precision on a processor.
 
     There torch's fused kernel is slower than two explicit matrix products. Above
@@ -171,5 +170,5 @@ def checkpoint_gradients(model: ViT, recompute: str | None = "block") -> ViT:
         raise SettingError(f"recompute {recompute!r} must be 'block' or None")
     check_type(model, ViT, "checkpoint_gradients", MODEL)
     # the encoder runs every block by this function where there is one
-    model.run_block = recompute_block if recompute else None
+    model.run_block = encoder.recompute_block if recompute else None
     return model

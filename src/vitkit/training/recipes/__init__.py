@@ -4,18 +4,14 @@ A recipe sets what differs from the defaults; YAML and flags override it. Its te
 expect, measured here or quoted from its paper.
 """
 
-from __future__ import annotations
-
 import copy
 import tomllib
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from vitkit.errors import SettingError
-from vitkit.messages import did_you_mean, nearest_parent
-from vitkit.training.config.meaning import Settings
-from vitkit.training.config.merging import layered, read_yaml
+from vitkit import errors, messages
+from vitkit.training.config import meaning, merging
 
 RECIPES: dict[str, dict[str, Any]] = tomllib.loads(
     resources.files("vitkit.training.recipes").joinpath("recipes.toml").read_text(encoding="utf-8")
@@ -23,7 +19,7 @@ RECIPES: dict[str, dict[str, Any]] = tomllib.loads(
 """Name -> `about`, the recipe that it changes (`from`), settings that are None, and settings."""
 
 
-def recipe(name: str) -> Settings:
+def recipe(name: str) -> meaning.Settings:
     """Return the settings of a recipe by its name."""
     table = copy.deepcopy(RECIPES[name])
     del table["about"]
@@ -31,7 +27,7 @@ def recipe(name: str) -> Settings:
     return base | dict.fromkeys(table.pop("unset", ())) | table
 
 
-def recipe_settings(name: str | None) -> Settings:
+def recipe_settings(name: str | None) -> meaning.Settings:
     """Return the settings of a recipe by name, or of a YAML file by path; none for `None`.
 
     A YAML file may name the recipe that it changes: `recipe: digits`.
@@ -47,19 +43,21 @@ def recipe_settings(name: str | None) -> Settings:
     if Path(name).suffix not in (".yaml", ".yml"):
         return _by_name(name)
     if not Path(name).exists():
-        raise SettingError(f"--recipe {name}: no such file; {nearest_parent(Path(name))}")
-    settings = read_yaml(name)
+        raise errors.SettingError(
+            f"--recipe {name}: no such file; {messages.nearest_parent(Path(name))}"
+        )
+    settings = merging.read_yaml(name)
     # in a YAML file, the recipe that the file changes
     base = settings.pop("recipe", None)
     if base is None:
-        return layered(settings)
-    return layered(_by_name(str(base), f"{name}: "), settings)
+        return merging.layered(settings)
+    return merging.layered(_by_name(str(base), f"{name}: "), settings)
 
 
-def _by_name(name: str, where: str = "") -> Settings:
+def _by_name(name: str, where: str = "") -> meaning.Settings:
     if name in RECIPES:
         return recipe(name)
-    raise SettingError(
-        f"{where}there is no recipe {name!r}{did_you_mean(name, RECIPES)}; recipes are "
+    raise errors.SettingError(
+        f"{where}there is no recipe {name!r}{messages.did_you_mean(name, RECIPES)}; recipes are "
         f"{', '.join(RECIPES)}; or pass a .yaml file"
     )

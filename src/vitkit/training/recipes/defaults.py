@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vitkit import errors, messages
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.split import Split
 from vitkit.data.loading.loader import steps_of_epoch
-from vitkit.errors import SettingError
-from vitkit.messages import plural
 from vitkit.training.config.meaning import Settings
 from vitkit.training.config.train_config import (
     DEFAULT_MODEL,
@@ -137,12 +136,12 @@ def _describe(config: TrainConfig, decided: RunConfig, images: int) -> str:
     if config.batch_size is None:
         parts.append(f"batch {decided.batch_size}")
     if config.epochs is None:
-        parts.append(plural(decided.epochs, "epoch"))
+        parts.append(messages.plural(decided.epochs, "epoch"))
     if not parts:  # all settings were given
         return ""
     if config.lr is None:
         parts.append(f"lr {decided.lr:g}")
-    return f"chosen for {plural(images, 'training image')}: {', '.join(parts)}{advice}"
+    return f"chosen for {messages.plural(images, 'training image')}: {', '.join(parts)}{advice}"
 
 
 SAMPLE = 64
@@ -236,7 +235,7 @@ def scratch_settings(name: str, statistics: ImageStatistics, side: int | None = 
     patches = range(min(SMALLEST_PATCH, side), side + 1)
     patch_size = next(p for p in patches if side % p == 0 and side // p <= most)
     if side >= SIDE_OF_MANY and side // patch_size < FEWEST_PATCHES:
-        raise SettingError(
+        raise errors.SettingError(
             f"--img-size {side}: only patches of {patch_size} pixels divide it, too few for a "
             f"model; pass a size that smaller ones divide, such as {round(side / most) * most}"
         )

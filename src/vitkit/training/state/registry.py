@@ -4,8 +4,6 @@ Saving, loading and hashing all go over one registry of parts by name, so that s
 registered cannot be saved by accident. A part is tensors and JSON values, which cannot run code.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections import defaultdict
@@ -18,8 +16,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn, optim
 
-from vitkit.distributed import distribute_like
-from vitkit.errors import CheckpointError, SettingError
+from vitkit import distributed, errors
 
 Tensors = dict[str, Tensor]
 Metadata = dict[str, Any]
@@ -61,7 +58,9 @@ class ModelPart(Stateful):
         own = self.model.state_dict()
         check_same_names("model", own, tensors)
         # stored tensors are whole; those of a sharded model are split again
-        state = {name: distribute_like(tensors[name], tensor) for name, tensor in own.items()}
+        state = {
+            name: distributed.distribute_like(tensors[name], tensor) for name, tensor in own.items()
+        }
         self.model.load_state_dict(state)
 
 
@@ -110,7 +109,7 @@ class OptimizerPart(Stateful):
         for key, tensor in tensors.items():
             number, _, name = key.partition(".")
             if tensor.ndim:  # scalars, such as step counts, are the same in every process
-                tensor = distribute_like(tensor, parameters[int(number)])
+                tensor = distributed.distribute_like(tensor, parameters[int(number)])
             state[int(number)][name] = tensor
         document = {"state": dict(state), "param_groups": metadata["groups"]}
         self.optimizer.load_state_dict(document)
@@ -129,7 +128,7 @@ def check_all_registered(owner: object, parts: Registry) -> None:
     for name, value in vars(owner).items():
         stateful = callable(getattr(value, "state_dict", None)) or isinstance(value, Stateful)
         if stateful and id(value) not in known:
-            raise SettingError(
+            raise errors.SettingError(
                 f"{type(owner).__name__}.{name} has a state that would not be saved, so that "
                 "a resumed run would end with other bits; create it in on_start"
             )
@@ -140,7 +139,7 @@ def check_same_names(part: str, own: Mapping[str, object], stored: Mapping[str, 
     missing = sorted(own.keys() - stored.keys())
     extra = sorted(stored.keys() - own.keys())
     if missing or extra:
-        raise CheckpointError(
+        raise errors.CheckpointError(
             f"{part}: {', '.join(missing[:5]) or 'nothing'} missing, "
             f"{', '.join(extra[:5]) or 'nothing'} unknown"
         )
@@ -252,7 +251,9 @@ def _merge(name: str, shards: list[tuple[list[int], Tensor]]) -> Tensor:
     full = torch.empty(torch.stack(ends).amax(0).tolist(), dtype=shards[0][1].dtype)
     # Shards do not overlap, so their sizes add up to that of the full tensor.
     if sum(shard.numel() for _, shard in shards) != full.numel():
-        raise CheckpointError(f"{name} of shape {tuple(full.shape)} is not covered by its parts")
+        raise errors.CheckpointError(
+            f"{name} of shape {tuple(full.shape)} is not covered by its parts"
+        )
     for (offsets, shard), end in zip(shards, ends, strict=True):
         full[tuple(map(slice, offsets, end.tolist()))] = shard
     return full

@@ -5,8 +5,6 @@ written last: a folder whose files do not match its manifest is reported and ski
 the newest two are deleted.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -23,10 +21,8 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from vitkit.distributed import ProcessGroup, full_tensor, is_sharded
-from vitkit.errors import CheckpointError
-from vitkit.io.atomic import output_error, remove_temporaries, sync, sync_folder, write_bytes
-from vitkit.io.caches import file_sha256
+from vitkit import distributed, errors
+from vitkit.io import atomic, caches
 from vitkit.training.state.registry import Registry, Tensors, check_same_names, read_shards
 from vitkit.weights.files import safetensors_writer
 
@@ -56,7 +52,7 @@ def read_manifest(state: Path) -> dict[str, Any]:
 def write_manifest(state: Path, manifest: dict[str, Any]) -> None:
     """Write the manifest of a state; an older one is replaced in one rename."""
     document = {"manifest": manifest, "sha256": _manifest_digest(manifest)}
-    write_bytes(state / MANIFEST, json.dumps(document).encode())
+    atomic.write_bytes(state / MANIFEST, json.dumps(document).encode())
 
 
 def _manifest_digest(manifest: dict[str, Any]) -> str:
@@ -76,7 +72,7 @@ def find_damage(state: Path) -> str | None:
         if version != FORMAT_VERSION:
             return f"format {version}, and this vitkit reads {FORMAT_VERSION}"
         for name, expected in manifest["files"].items():
-            found = file_sha256(state / name)
+            found = caches.file_sha256(state / name)
             if found != expected["sha256"]:
                 return f"{name} has sha256 {found}, expected {expected['sha256']}"
         step = manifest["values"].get("progress", {}).get("step", step_of(state))
@@ -91,7 +87,7 @@ def save_state(
     folder: Path,
     registry: Registry,
     step: int,
-    world: ProcessGroup | None = None,
+    world: distributed.ProcessGroup | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write one complete state, then delete all but the newest two.
@@ -110,7 +106,7 @@ def save_state(
     Raises:
         OutputError: it cannot be written; the earlier states are unchanged.
     """
-    world = world or ProcessGroup()
+    world = world or distributed.ProcessGroup()
     final = folder / f"step-{step:08d}"
     if world.broadcast_from_main(lambda: _replace_values(final, registry)):
         return final
@@ -124,19 +120,19 @@ def save_state(
                 _delete_state(state)
         except OSError as error:
             size = sum(tensor.nbytes for part in tensors.values() for tensor in part.values())
-            raise output_error(final, error, size) from error
+            raise atomic.output_error(final, error, size) from error
 
     world.broadcast_from_main(write)
     return final
 
 
-def _gathered(tensors: Tensors, world: ProcessGroup) -> Tensors:
+def _gathered(tensors: Tensors, world: distributed.ProcessGroup) -> Tensors:
     """Return whole tensors in the first process; every process must call."""
     whole = {}
     for name, tensor in tensors.items():
-        if is_sharded(tensor):
+        if distributed.is_sharded(tensor):
             # moved at once: the device may not hold all of them
-            gathered = full_tensor(tensor)
+            gathered = distributed.full_tensor(tensor)
             tensor = gathered.cpu() if world.is_main else tensor
         whole[name] = tensor
     return whole
@@ -176,8 +172,8 @@ def _write(
                 file = temporary / f"{name}.safetensors"
                 if tensors:
                     safetensors_writer(tensors, {}).write(file)
-                    digest = threads.submit(file_sha256, file)
-                    written.append((file, threads.submit(sync, file), digest))
+                    digest = threads.submit(caches.file_sha256, file)
+                    written.append((file, threads.submit(atomic.sync, file), digest))
             for file, synced, digest in written:
                 synced.result()  # raises what the thread raised
                 files[file.name] = {"size": file.stat().st_size, "sha256": digest.result()}
@@ -191,7 +187,7 @@ def _write(
         # All content must be on the disk before the folder gets its final name.
         write_manifest(temporary, manifest)
         temporary.rename(final)
-        sync_folder(final.parent)  # the rename itself
+        atomic.sync_folder(final.parent)  # the rename itself
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -210,7 +206,7 @@ def remove_unfinished(*folders: Path) -> None:
         for pattern in (f"{UNFINISHED}*", f"{DELETED}*"):
             for path in folder.glob(pattern):
                 shutil.rmtree(path, ignore_errors=True)
-        remove_temporaries(folder)
+        atomic.remove_temporaries(folder)
 
 
 def list_states(folder: Path) -> list[Path]:
@@ -251,7 +247,7 @@ def newest_state(folder: Path) -> tuple[Path, list[str]]:
         if problem is None:
             return state, passed_over
         passed_over.append(f"{state}: {problem}; skipped")
-    raise CheckpointError(
+    raise errors.CheckpointError(
         f"{folder}: no intact state: {'; '.join(passed_over) or 'none'}; start afresh with "
         "another --output"
     )
@@ -270,8 +266,8 @@ def load_state(state: Path, registry: Registry) -> None:
         for name, part in registry.items():
             part.load(tensors[name], metadata[name])
     # what torch raises for tensors of other names or shapes
-    except (CheckpointError, RuntimeError, ValueError, LookupError, TypeError) as error:
-        raise CheckpointError(f"{state}: belongs to another run: {error}") from None
+    except (errors.CheckpointError, RuntimeError, ValueError, LookupError, TypeError) as error:
+        raise errors.CheckpointError(f"{state}: belongs to another run: {error}") from None
 
 
 def read_state(state: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Tensors]]:

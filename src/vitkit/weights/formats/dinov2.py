@@ -8,8 +8,6 @@ gets rows of zeros for them: the file can be written again with the same bits.
 `positions_cover_prefix=False` adds the class row to the token instead, as timm does.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

@@ -8,8 +8,6 @@ value are three layers, and the hybrid R50 stem has three stages with padding, e
 shortcut norm of its own.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping
 from pathlib import Path

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter
 from vitkit.spec import STAGE_STRIDES, Preprocess, ViTSpec
-from vitkit.weights.checkpoint import FOREIGN_METADATA_KEY, model_description
-from vitkit.weights.files import Header, Shapes, Source, safetensors_writer
+from vitkit.weights import checkpoint, files
 from vitkit.weights.formats.keys import Table
 
 
@@ -168,12 +167,12 @@ class Format:
     """
 
     name: str
-    detect: Callable[[Header], bool]
-    infer: Callable[[Header, Mapping[str, Any]], Inferred]
+    detect: Callable[[files.Header], bool]
+    infer: Callable[[files.Header, Mapping[str, Any]], Inferred]
     table: Callable[[ViTSpec], Table]
     capabilities: tuple[Capabilities, ...]
     write: Callable[[Bundle], dict[str, FileWriter]] = one_file
-    prepare: Callable[[Source], Source] = _unchanged
+    prepare: Callable[[files.Source], files.Source] = _unchanged
     fixed: frozenset[str] = frozenset()
     settle: Callable[[Fitted], Fitted] = _unchanged
     reference: ReferenceLibrary | None = None
@@ -220,9 +219,9 @@ def bundle_writer(bundle: Bundle, metadata: Mapping[str, str] | None = None) -> 
             have no place for them.
         metadata: further text entries of the header.
     """
-    description = model_description(bundle.spec, bundle.preprocess, bundle.classes)
-    header = {FOREIGN_METADATA_KEY: json.dumps(description), **(metadata or {})}
-    return safetensors_writer(bundle.tensors, header)
+    description = checkpoint.model_description(bundle.spec, bundle.preprocess, bundle.classes)
+    header = {checkpoint.FOREIGN_METADATA_KEY: json.dumps(description), **(metadata or {})}
+    return files.safetensors_writer(bundle.tensors, header)
 
 
 def with_prefix(tensors: Mapping[str, Tensor], prefix: str, *, but: str) -> dict[str, Tensor]:
@@ -347,7 +346,7 @@ def image_size(rows: int, prefix: int, patch: Sequence[int], requested: Any) -> 
 
 
 def plain_fields(
-    shapes: Shapes,
+    shapes: files.Shapes,
     requested: Any,
     *,
     kernel: str,
@@ -390,7 +389,9 @@ def plain_fields(
     }
 
 
-def mlp_fields(shapes: Shapes, plain: str, packed: str = "", gate: str = "") -> dict[str, Any]:
+def mlp_fields(
+    shapes: files.Shapes, plain: str, packed: str = "", gate: str = ""
+) -> dict[str, Any]:
     """Return kind and width of the MLP, by the names of matrices, of which the file has one.
 
     Args:

@@ -1,7 +1,5 @@
 """Google's `.npz` files: the paper's, AugReg's, SAM's and big_vision's, hybrids among them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache, partial
@@ -13,8 +11,7 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import CheckpointError
-from vitkit.io.atomic import FileWriter
-from vitkit.io.untrusted import MAX_TENSORS
+from vitkit.io import atomic, untrusted
 from vitkit.spec import MOST_BLOCKS, STAGE_STRIDES, ViTSpec
 from vitkit.weights.files import ComputedTensor, Header, Shapes, Source
 from vitkit.weights.formats import format as shared
@@ -111,10 +108,10 @@ def _unstacked(source: Source) -> Source:
     heights = {old.shapes[name][:1] for name in leaves}  # empty for a single number
     # The heights are checked first: a forged header may state any.
     (depth,) = heights.pop() if len(heights) == 1 and () not in heights else (0,)
-    if not 0 < depth <= min(MOST_BLOCKS, MAX_TENSORS // len(leaves)):
+    if not 0 < depth <= min(MOST_BLOCKS, untrusted.MAX_TENSORS // len(leaves)):
         raise CheckpointError(
             f"{STACK_PREFIX}: {len(leaves):,} stacks of different heights, or of more blocks than "
-            f"are read ({MOST_BLOCKS}, {MAX_TENSORS:,} tensors)"
+            f"are read ({MOST_BLOCKS}, {untrusted.MAX_TENSORS:,} tensors)"
         )
 
     @lru_cache(maxsize=3)  # query, key and value of a block are read one after the other
@@ -378,7 +375,7 @@ def _table(spec: ViTSpec) -> Table:
     return Table(rows)
 
 
-def _write(bundle: Bundle) -> dict[str, FileWriter]:
+def _write(bundle: Bundle) -> dict[str, atomic.FileWriter]:
     """Return `model.npz`, uncompressed: by vit_jax's names, or by big_vision's where it must be.
 
     big_vision alone has positions that do not cover the class token, sines, and attention pooling;
@@ -402,7 +399,9 @@ def _write(bundle: Bundle) -> dict[str, FileWriter]:
         with path.open("wb") as file:
             np.savez(file, **arrays)
 
-    return {"model.npz": FileWriter(sum(array.nbytes for array in arrays.values()), write_arrays)}
+    return {
+        "model.npz": atomic.FileWriter(sum(array.nbytes for array in arrays.values()), write_arrays)
+    }
 
 
 def _array(tensor: Tensor) -> Any:

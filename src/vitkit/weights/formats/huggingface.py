@@ -1,7 +1,5 @@
 """Hugging Face transformers: folders of ViT, DeiT, DINOv2 and DINOv2 with registers."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from collections.abc import Mapping
@@ -12,8 +10,7 @@ from typing import Any
 import torch
 
 from vitkit.errors import CheckpointError
-from vitkit.io.atomic import FileWriter
-from vitkit.io.untrusted import read_json
+from vitkit.io import atomic, untrusted
 from vitkit.spec import ViTSpec
 from vitkit.weights.files import Header, Shapes, Source
 from vitkit.weights.formats import format as shared
@@ -113,7 +110,7 @@ def _build(path: Path, spec: ViTSpec) -> torch.nn.Module:
     """
     transformers: Any = importlib.import_module("transformers")
     auto_class, result = transformers.AutoModel, "pooler_output"
-    if configs.is_task_model(read_json(path / "config.json")["architectures"][0]):
+    if configs.is_task_model(untrusted.read_json(path / "config.json")["architectures"][0]):
         auto_class, result = transformers.AutoModelForImageClassification, "logits"
     # Mismatched sizes are not raised but reported by name, as missing and unknown tensors are.
     model, report = auto_class.from_pretrained(
@@ -275,7 +272,7 @@ def _readout_fields(shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]
     return fields | {"pooling": "cls_mean" if reads_mean else "cls"}
 
 
-def _write(bundle: Bundle) -> dict[str, FileWriter]:
+def _write(bundle: Bundle) -> dict[str, atomic.FileWriter]:
     """Return a folder for `from_pretrained`: weights, config and preprocessor config."""
     spec = bundle.spec
     family = configs.model_type(spec)
@@ -288,8 +285,10 @@ def _write(bundle: Bundle) -> dict[str, FileWriter]:
         tensors = shared.with_prefix(tensors, f"{family}.", but="classifier.")
     return {
         shared.WEIGHTS_FILE: shared.bundle_writer(replace(bundle, tensors=tensors)),
-        "config.json": FileWriter.of(configs.config_json(spec, bundle.classes)),
-        "preprocessor_config.json": FileWriter.of(configs.preprocessor_json(bundle.preprocess)),
+        "config.json": atomic.FileWriter.of(configs.config_json(spec, bundle.classes)),
+        "preprocessor_config.json": atomic.FileWriter.of(
+            configs.preprocessor_json(bundle.preprocess)
+        ),
     }
 
 

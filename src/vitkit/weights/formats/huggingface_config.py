@@ -1,7 +1,5 @@
 """transformers' `config.json` and `preprocessor_config.json`, read and written."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Container, Mapping

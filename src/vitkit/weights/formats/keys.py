@@ -7,8 +7,6 @@ where the model has our names. Every tensor of the model must be claimed by exac
 every tensor of the file by a row or by a pattern of `ignored`: none is dropped silently.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -23,8 +21,7 @@ import torch
 from einops import EinopsError
 from torch import Tensor
 
-from vitkit.errors import CheckpointError, SpecError
-from vitkit.messages import did_you_mean, few, plural
+from vitkit import errors, messages
 from vitkit.spec import ViTSpec
 from vitkit.weights.files import Header, Shapes, Source
 
@@ -184,8 +181,8 @@ class Table:
                     rows.append(filled)
         unclaimed = sorted(names - claimed)
         if unclaimed and not self.same_names:
-            raise CheckpointError(
-                f"the format cannot store {few(unclaimed)}; convert to another format"
+            raise errors.CheckpointError(
+                f"the format cannot store {messages.few(unclaimed)}; convert to another format"
             )
         return [*rows, *(row(name, name) for name in unclaimed)]
 
@@ -222,7 +219,7 @@ def check_size(spec: ViTSpec, theirs: Mapping[str, tuple[int, ...]]) -> None:
     numbers = sum(map(math.prod, theirs.values()))
     matrices = spec.width * (3 * spec.attention_width + 2 * spec.mlp_width)
     if blocks > len(theirs) or spec.depth * matrices > numbers:
-        raise CheckpointError(
+        raise errors.CheckpointError(
             f"depth {spec.depth}, width {spec.width} and mlp_width {spec.mlp_width} need more than "
             f"the {len(theirs)} tensors of {numbers} numbers that the file declares"
         )
@@ -233,9 +230,9 @@ def named_errors(path: Path, form: str) -> Iterator[None]:
     """Name the file and its format in an error of the format's code."""
     try:
         yield
-    except (SpecError, CheckpointError) as error:
+    except (errors.SpecError, errors.CheckpointError) as error:
         reason = str(error).removeprefix(f"{path}: ")
-        raise CheckpointError(f"{path}: as {form}: {reason}") from None
+        raise errors.CheckpointError(f"{path}: as {form}: {reason}") from None
 
 
 class KeyMatch(NamedTuple):
@@ -327,11 +324,11 @@ def read_tensors(
     if strict and match.missing:
         first, *others = match.missing
         subject = f"{first} and {len(others)} more are" if others else f"{first} is"
-        near = did_you_mean(first, theirs)
-        raise CheckpointError(f"tensor {subject} missing{near}; {PARTIAL_HINT}")
+        near = messages.did_you_mean(first, theirs)
+        raise errors.CheckpointError(f"tensor {subject} missing{near}; {PARTIAL_HINT}")
     if strict and match.unknown:
-        count = plural(len(match.unknown), "unknown tensor")
-        raise CheckpointError(f"{count}: {few(match.unknown)}; {PARTIAL_HINT}")
+        count = messages.plural(len(match.unknown), "unknown tensor")
+        raise errors.CheckpointError(f"{count}: {messages.few(match.unknown)}; {PARTIAL_HINT}")
     ours: dict[str, Tensor] = {}
     # One row at a time, so that only one row is in memory twice.
     for rule in match.rows:
@@ -341,10 +338,12 @@ def read_tensors(
         except (RuntimeError, LookupError, TypeError, ValueError, EinopsError):
             named = zip(rule.theirs, parts, strict=True)
             shown = " + ".join(f"{name} {tuple(part.shape)}" for name, part in named)
-            raise CheckpointError(f"{shown} cannot be converted to {few(rule.ours)}") from None
+            raise errors.CheckpointError(
+                f"{shown} cannot be converted to {messages.few(rule.ours)}"
+            ) from None
         for name, tensor in zip(rule.ours, made, strict=True):
             if tuple(tensor.shape) != shapes[name]:
-                raise CheckpointError(
+                raise errors.CheckpointError(
                     f"{' + '.join(rule.theirs)} gives {name} the shape {tuple(tensor.shape)}; "
                     f"the model needs {shapes[name]}"
                 )

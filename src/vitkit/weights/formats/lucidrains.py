@@ -10,8 +10,6 @@ the constructor's arguments. Files of theirs contain nothing on head width, on p
 or on preprocessing.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import math
@@ -29,8 +27,7 @@ from torch import Tensor, nn
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter
 from vitkit.spec import ViTSpec
-from vitkit.weights.checkpoint import FOREIGN_METADATA_KEY, read_description
-from vitkit.weights.files import Header, Source
+from vitkit.weights import checkpoint, files
 from vitkit.weights.formats import format as shared
 from vitkit.weights.formats.format import Bundle, Format, Inferred
 from vitkit.weights.formats.keys import BLOCK, Parts, Table, Transform, each, renamed, row
@@ -88,14 +85,14 @@ def _renamed_parts(names: Iterable[str], parts: Mapping[str, str]) -> dict[str, 
     }
 
 
-def _detect(header: Header) -> bool:
+def _detect(header: files.Header) -> bool:
     """Return True for `to_patch_embedding` and blocks that are pairs in `transformer.layers`."""
     names = header.shapes
     block = _THEIRS.format(i=0)
     return f"{_PATCHES}1.weight" in names and any(name.startswith(f"{block}0.") for name in names)
 
 
-def _prepare(source: Source) -> Source:
+def _prepare(source: files.Source) -> files.Source:
     """Rename the parts of 0.40.2 as in the newest release.
 
     Raises:
@@ -125,7 +122,7 @@ _IMAGES = (
 )
 
 
-def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
+def _infer(header: files.Header, overrides: Mapping[str, Any]) -> Inferred:
     """Infer sizes from shapes; head width, pooling and preprocessing are usual or given."""
     shapes = header.shapes
     is_simple = "pos_embedding" not in shapes
@@ -133,7 +130,7 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     # In the newest release, models that pool by the mean have an empty token (0, D).
     class_token = not is_simple and shapes["cls_token"][-2] > 0
     given = dict(overrides)
-    description = read_description(header, FOREIGN_METADATA_KEY)
+    description = checkpoint.read_description(header, checkpoint.FOREIGN_METADATA_KEY)
     if description is not None:
         given = {name: getattr(description.spec, name) for name in _STATED} | given
     # A norm comes first where the projection has one on each side.

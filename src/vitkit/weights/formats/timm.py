@@ -1,7 +1,5 @@
 """timm's `VisionTransformer`, distilled and hybrid ones, its `Eva`; and facebookresearch/deit."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import math
@@ -14,16 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import CheckpointError
-from vitkit.io.atomic import FileWriter
-from vitkit.io.untrusted import read_json
+from vitkit.io import atomic, untrusted
 from vitkit.models.presets import table as presets
 from vitkit.spec import STAGE_STRIDES, Preprocess, ViTSpec
 from vitkit.weights.files import Header, Shapes, Source
 from vitkit.weights.formats import format as shared
-from vitkit.weights.formats import timm_config
+from vitkit.weights.formats import keys, timm_config, unwrapping
 from vitkit.weights.formats.format import Bundle, Format, Inferred, ReferenceLibrary
-from vitkit.weights.formats.keys import BLOCK, Table, each, renamed, row
-from vitkit.weights.formats.unwrapping import plain_head
 
 # The table between timm's names and ours, and the names by which its files are known.
 
@@ -65,21 +60,23 @@ def _unfolded(part: Tensor, spec: ViTSpec) -> Tensor:
     return part
 
 
-def _table(spec: ViTSpec) -> Table:
+def _table(spec: ViTSpec) -> keys.Table:
     """Return a table of equal names; `Eva` has a few of its own."""
     return _with_block_names(spec, EVA_NAMES if timm_config.is_eva(spec) else {})
 
 
-def _with_block_names(spec: ViTSpec, in_block: Mapping[str, str]) -> Table:
+def _with_block_names(spec: ViTSpec, in_block: Mapping[str, str]) -> keys.Table:
     """Return the table of our own names, but for those in a block: ours -> theirs."""
     # Only on the way in: files are written with the kernel of a convolution.
-    kernel = each(_unfolded, lambda part, spec: part)
-    rows = [row("patch_embed.proj.weight", "patch_embed.proj.weight", kernel)]
-    rows += renamed({theirs: ours for ours, theirs in in_block.items()}, BLOCK, BLOCK)
+    kernel = keys.each(_unfolded, lambda part, spec: part)
+    rows = [keys.row("patch_embed.proj.weight", "patch_embed.proj.weight", kernel)]
+    rows += keys.renamed(
+        {theirs: ours for ours, theirs in in_block.items()}, keys.BLOCK, keys.BLOCK
+    )
     ignored: tuple[tuple[str, str], ...] = _IGNORED
     if spec.pooling != "map":
         ignored += (("attn_pool.*", "attention pooling, which this model does without"),)
-    return Table(tuple(rows), ignored, same_names=True)
+    return keys.Table(tuple(rows), ignored, same_names=True)
 
 
 # timm's own models of its files, to verify what vitkit writes.
@@ -108,7 +105,7 @@ def filled_timm_model(path: Path, make: Callable[[], Any]) -> nn.Module:
 def _build(path: Path, spec: ViTSpec) -> nn.Module | None:
     """Build the model by `config.json`, as `timm.create_model("local-dir:FOLDER")` reads it."""
     timm: Any = importlib.import_module("timm")
-    if "architecture" not in read_json(path / "config.json"):
+    if "architecture" not in untrusted.read_json(path / "config.json"):
         return None
     return filled_timm_model(path, lambda: timm.create_model(f"local-dir:{path}"))
 
@@ -128,7 +125,7 @@ def _prepare(source: Source) -> Source:
     changes = {old: name for name, old in FIRST_SCALES.items()}
     if _is_eva_file(source.header):
         changes = EVA_NAMES
-    return plain_head(_renamed_in_blocks(source, changes), "head.", "head")
+    return unwrapping.plain_head(_renamed_in_blocks(source, changes), "head.", "head")
 
 
 def _renamed_in_blocks(source: Source, changes: Mapping[str, str]) -> Source:
@@ -147,12 +144,12 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     return infer_with_defaults(header, overrides, shared.HALF_MEAN)
 
 
-def _write(bundle: Bundle) -> dict[str, FileWriter]:
+def _write(bundle: Bundle) -> dict[str, atomic.FileWriter]:
     """Return a folder as on the Hub: `model.safetensors` and `config.json`."""
     config = timm_config.config_document(bundle.spec, bundle.preprocess, bundle.classes)
     return {
         shared.WEIGHTS_FILE: shared.bundle_writer(bundle),
-        "config.json": FileWriter.of((json.dumps(config, indent=2) + "\n").encode()),
+        "config.json": atomic.FileWriter.of((json.dumps(config, indent=2) + "\n").encode()),
     }
 
 
@@ -292,7 +289,7 @@ def _block_fields(shapes: Shapes) -> dict[str, Any]:
     names = {name.removeprefix(FIRST_BLOCK) for name in shapes if name.startswith(FIRST_BLOCK)}
     has_scale = bool(names & {"ls1.gamma", "gamma_1"})
     fields: dict[str, Any] = {
-        "depth": shared.depth_of(shapes, BLOCK),
+        "depth": shared.depth_of(shapes, keys.BLOCK),
         "mlp_width": shapes[f"{FIRST_BLOCK}mlp.fc2.weight"][1],
         "norm": "layer" if "norm1.bias" in names else "rms",
         "qkv_bias": "no_key" if "attn.q_bias" in names else "attn.qkv.bias" in names,

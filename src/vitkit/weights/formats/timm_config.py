@@ -1,18 +1,15 @@
 """timm's `config.json`, read and written, and the timm model that computes what a spec does."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase, translate
 from typing import Any, NamedTuple
 
-from vitkit.errors import CheckpointError
+from vitkit import errors, other_names
 from vitkit.io.untrusted import refuse
 from vitkit.models.interface.pretrained import pretrained_config
 from vitkit.models.presets import preset, table
-from vitkit.other_names import POOLINGS, TIMM_KEYWORDS
 from vitkit.spec import Preprocess, ViTSpec
 from vitkit.weights.files import Header
 from vitkit.weights.formats.format import as_pair, how_to_state
@@ -43,7 +40,7 @@ _ROTARY = ("*rope*", "eva02*", "vit_pe_*", "*sapiens*")
 """Models of timm with rotary positions other than DINOv3's, which leave no tensors."""
 _TIMM_NAMES = {"config.json": re.compile(r".*\d.*"), "arch": re.compile(r".*_\d{3}|test_.*")}
 """Patterns of timm's names; DeiT, MAE and MoCo write others into their checkpoints."""
-_UNDERSTOOD = frozenset(TIMM_KEYWORDS) | frozenset(
+_UNDERSTOOD = frozenset(other_names.TIMM_KEYWORDS) | frozenset(
     [
         "depth",
         "num_heads",
@@ -139,7 +136,9 @@ def read_statement(header: Header, overrides: Mapping[str, Any]) -> StatedModel:
     pool = arguments.get("global_pool") or config.get("global_pool")
     if pool is not None:
         is_of_all = pool == "avg" and arguments.get("pool_include_prefix")
-        fields["pooling"] = "mean_all" if is_of_all else _known(pool, POOLINGS, "global_pool")
+        fields["pooling"] = (
+            "mean_all" if is_of_all else _known(pool, other_names.POOLINGS, "global_pool")
+        )
     unknown = sorted(set(arguments) - _UNDERSTOOD)
     if unknown:
         warnings.append(f"{origin}: model_args not supported: {', '.join(unknown)}")
@@ -163,7 +162,9 @@ def _known(value: Any, known: Mapping[str, str], keyword: str) -> str:
         CheckpointError: a value that vitkit does not compute.
     """
     if value not in known:
-        raise CheckpointError(f"config.json: {keyword} {value!r} is none of {', '.join(known)}")
+        raise errors.CheckpointError(
+            f"config.json: {keyword} {value!r} is none of {', '.join(known)}"
+        )
     return known[value]
 
 
@@ -179,7 +180,7 @@ def _refuse_unknown_model(name: str, overrides: Mapping[str, Any], origin: str) 
             f"plain ViT, {how_to_state('positions', 'learned')}"
         )
     if problem:
-        raise CheckpointError(f"{origin}: {name} {problem}")
+        raise errors.CheckpointError(f"{origin}: {name} {problem}")
 
 
 def _fields_of_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -403,7 +404,7 @@ def _global_pool(spec: ViTSpec) -> str | None:
     pooling: str = spec.pooling
     if pooling == "mean_all":
         pooling = "mean"
-    return next((name for name, ours in POOLINGS.items() if ours == pooling), None)
+    return next((name for name, ours in other_names.POOLINGS.items() if ours == pooling), None)
 
 
 def config_document(

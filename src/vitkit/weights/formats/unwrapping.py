@@ -5,8 +5,6 @@ as a part. Then all its tensors have names with one common prefix. Tensors outsi
 are not read, and are listed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple

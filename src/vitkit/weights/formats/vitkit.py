@@ -4,8 +4,6 @@ A file that could not be read again must not be written, so every difference bet
 its spec is found here, or refused with the call that removes it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,10 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitkit.distributed import is_sharded
-from vitkit.errors import CheckpointError
-from vitkit.io.atomic import FileWriter, replacing
-from vitkit.io.untrusted import refuse
+from vitkit import distributed, errors
+from vitkit.io import atomic, untrusted
 from vitkit.models.interface.classifier import COMPILED
 from vitkit.models.layers import eval_mode
 from vitkit.models.vit import ViT
@@ -68,13 +64,13 @@ def save(
         OutputError: the file cannot be written; an older file is untouched.
     """
     if not isinstance(path, str | os.PathLike):
-        raise CheckpointError(
+        raise errors.CheckpointError(
             f"the first argument is a {type(path).__name__}, not a path; write "
             "vitkit.save('model.safetensors', model, preprocess=checkpoint.preprocess)"
         )
     path = Path(path)
     if path.suffix != ".safetensors":
-        raise CheckpointError(f"{path}: expected a name that ends in .safetensors")
+        raise errors.CheckpointError(f"{path}: expected a name that ends in .safetensors")
     vit = unwrapped(model, path)
     if vit.origin is not None:
         preprocess = preprocess or vit.origin.preprocess
@@ -83,14 +79,14 @@ def save(
             classes = vit.origin.classes
             metadata = own.with_assumption(metadata) if vit.origin.classes_assumed else metadata
     if not isinstance(preprocess, Preprocess):
-        raise CheckpointError(
+        raise errors.CheckpointError(
             f"{path}: preprocess= is missing (how images are resized and normalised for the "
             "model); pass checkpoint.preprocess of the weights that you started from, or a "
             "vitkit.Preprocess"
         )
     # All checks of the model are made before the file on disk is touched.
     writer = own_file_writer(model, preprocess, classes, metadata, path=path)
-    with replacing(path, needed=writer.size) as temporary:
+    with atomic.replacing(path, needed=writer.size) as temporary:
         writer.write(temporary)
     return path
 
@@ -103,7 +99,7 @@ def own_file_writer(
     dtype: torch.dtype | None = None,
     *,
     path: Path,
-) -> FileWriter:
+) -> atomic.FileWriter:
     """Return the writer of the file that `save` writes.
 
     Args:
@@ -122,7 +118,7 @@ def own_file_writer(
     tensors = {name: tensor.to(dtype or tensor.dtype) for name, tensor in state.items()}
     for name, tensor in tensors.items():
         problem = files.unusable_numbers(tensor)
-        refuse(path, {f"{name}: {problem}": problem})
+        untrusted.refuse(path, {f"{name}: {problem}": problem})
     # Our own entries come last, so that metadata of an older file never replace them.
     document = {
         **metadata,
@@ -134,7 +130,7 @@ def own_file_writer(
     try:
         text = json.dumps(document, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(
+        raise errors.CheckpointError(
             f"{path}: the metadata are not JSON: {error}; pass plain values"
         ) from None
     # Parsed as reading the file will parse it, so that errors appear before it is written.
@@ -153,7 +149,7 @@ def class_names(classes: object, path: Path) -> tuple[str, ...]:
     names: list[Any] = list(classes) if several else [classes]  # type: ignore[call-overload]
     wrong = [repr(name) for name in names if not isinstance(name, str) or not several]
     problem = f"classes contains {', '.join(wrong[:1])}; pass a list of class names, such as ['a']"
-    refuse(path, {problem: wrong})
+    untrusted.refuse(path, {problem: wrong})
     return tuple(map(str, names))  # JSON has no texts of numpy
 
 
@@ -190,7 +186,7 @@ def as_saved(model: object, path: Path) -> tuple[ViTSpec, dict[str, Tensor]]:
         "the file cannot describe the model's own backbone; save its state_dict() beside the code "
         "that builds the backbone, or use stem 'resnet'"
     )
-    refuse(path, {backbone: vit.spec.stem == "backbone"})
+    untrusted.refuse(path, {backbone: vit.spec.stem == "backbone"})
     spec, state = present_state(vit)
     _refuse_misfits(vit, spec, state, path)
     _refuse_unsaved_changes(vit, spec, state, path)
@@ -223,7 +219,7 @@ def unwrapped(model: object, path: Path) -> ViT:
             f"a file cannot hold the forward hooks of the {type(inner).__name__} around the model; "
             "remove them (handle.remove())"
         )
-        refuse(path, {hooks: isinstance(inner, nn.Module) and _has_hooks(inner)})
+        untrusted.refuse(path, {hooks: isinstance(inner, nn.Module) and _has_hooks(inner)})
         inner = wrapped
     if isinstance(inner, ViT):
         return inner
@@ -232,7 +228,7 @@ def unwrapped(model: object, path: Path) -> ViT:
         remedy = REMEDIES["lora_"]
     elif isinstance(getattr(model, "model", None), ViT):  # `FeatureMaps`
         remedy = "pass the ViT in it, its .model"
-    raise CheckpointError(f"{path}: {type(model).__name__} is not a ViT; {remedy}")
+    raise errors.CheckpointError(f"{path}: {type(model).__name__} is not a ViT; {remedy}")
 
 
 def _has_hooks(module: nn.Module) -> bool:
@@ -252,7 +248,7 @@ def _refuse_misfits(vit: ViT, spec: ViTSpec, state: Mapping[str, Tensor], path: 
         ]
     remedies.append("save its state_dict() beside the code that builds it")
     problem = f"the model differs from its spec: {difference}; {'; or '.join(remedies)}"
-    refuse(path, {problem: difference})
+    untrusted.refuse(path, {problem: difference})
 
 
 # Changes to a model that a file of weights cannot store: hooks, other layers, other methods.
@@ -271,7 +267,7 @@ def _refuse_unsaved_changes(
     plain = _layers(own.blank_model(spec))
     changed = _layers(vit) != plain or any(map(_has_own_code, vit.modules()))
     # A part of a model cannot be run, and tensors on the meta device have no values.
-    if not changed or any(t.is_meta or is_sharded(t) for t in state.values()):
+    if not changed or any(t.is_meta or distributed.is_sharded(t) for t in state.values()):
         return
     effect = _effect(vit, spec, state)
     problem = (
@@ -279,7 +275,7 @@ def _refuse_unsaved_changes(
         f"loaded again, {effect}; remove hooks (handle.remove()) and put the layers of its spec "
         "back, or save its state_dict() beside the code that builds it"
     )
-    refuse(path, {problem: effect})
+    untrusted.refuse(path, {problem: effect})
 
 
 def _layers(model: ViT) -> dict[str, tuple[type, str]]:
