@@ -151,9 +151,12 @@ class Argument:
         try:
             if self.kind is dict:
                 return _yaml(word, typed)
-            return self.kind(word)
+            value = self.kind(word)
         except ValueError:
             raise SettingError(f"{typed} {word}: must be {KINDS[self.kind]}") from None
+        if self.kind is int and value >= 2**63:  # what no library takes
+            raise SettingError(f"{typed} {word}: must be below {2**63:g}")
+        return value
 
 
 def _yaml(word: str, typed: str) -> Any:

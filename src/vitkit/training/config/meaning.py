@@ -121,8 +121,8 @@ Settings: TypeAlias = dict[str, Any]
 """Some fields of `TrainConfig` by name; `spec` is a dictionary of `ViTSpec` fields."""
 
 # strict: 1.0 or "1" are mistakes here
-NonNegativeInt = Annotated[int, Field(ge=0, strict=True)]
-PositiveInt = Annotated[int, Field(ge=1, strict=True)]
+NonNegativeInt = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
+PositiveInt = Annotated[int, Field(ge=1, lt=2**31, strict=True)]
 NonNegativeFloat = Annotated[float, Field(ge=0.0)]
 PositiveFloat = Annotated[float, Field(gt=0.0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
