@@ -211,7 +211,7 @@ class Choice(NamedTuple):
     """An operation and its value at a level t: start + t (end - start).
 
     Attributes:
-        operation: its name, a key of `operations.POINTWISE` or one of `GEOMETRIC`.
+        operation: its name, a key of `POINTWISE` or one of `GEOMETRIC`.
         start: the value at level 0.
         end: the value at level 1.
         mirrored: True to take the value on the other side of `start` for half of the images.
