@@ -32,7 +32,7 @@ def images(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory) -> vitkit.weights.checkpoint.Checkpoint:
+def checkpoint(tmp_path_factory) -> vitkit.Checkpoint:
     torch.manual_seed(0)
     model = vitkit.create_model(
         "vit_tiny_patch16_224", image_size=8, patch_size=4, in_channels=1, depth=1, width=24,

@@ -1,5 +1,7 @@
 """Artefacts, on models whose artefacts are planted by hand."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -108,3 +110,5 @@ def test_no_artefacts():
 def test_what_is_wrong_is_named():
     with pytest.raises(vitkit.SettingError, match=r"no images; pass one image or more"):
         vitkit.find_artefacts(planted(), torch.zeros(0, 3, *SIZE))
+    with pytest.raises(vitkit.SettingError, match="threshold = nan: must be above 0"):
+        vitkit.find_artefacts(planted(), pixels([]), threshold=math.nan)

@@ -33,7 +33,7 @@ def test_a_centre_crop_leaves_the_rest_of_the_image_cold(checkpoint):
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory) -> vitkit.weights.checkpoint.Checkpoint:
+def checkpoint(tmp_path_factory) -> vitkit.Checkpoint:
     preprocess = vitkit.Preprocess(image_size=(16, 24), fit="squash")
     path = tmp_path_factory.mktemp("m") / "m.safetensors"
     vitkit.save(path, model(), preprocess=preprocess, classes=("ant", "bee", "cat"))

@@ -258,13 +258,15 @@ def find_artefacts(
             threshold of before.
 
     Raises:
-        SettingError: not a model, or no image.
+        SettingError: not a model, no image, or a threshold not above 0.
         ShapeError: images that do not fit the model.
     """
     errors.check_type(model, ViT, "find_artefacts", errors.MODEL)
     errors.check_type(images, Tensor, "find_artefacts", IMAGES)
     if not len(images):
         raise errors.SettingError("no images; pass one image or more, (B, C, H, W)")
+    if threshold is not None and not threshold > 0:  # NaN, too
+        raise errors.SettingError.about("threshold", threshold, "must be above 0")
     record = Record(tokens=[-1])
     with layers.eval_mode(model), torch.inference_mode():
         grid = model.forward_features(images, record).grid
