@@ -20,6 +20,8 @@ from vitkit.models.presets import table
 
 MODULES = ("vision_transformer", "deit", "vision_transformer_hybrid", "eva")
 SIZES: dict[str, Any] = {"num_classes": 5, "depth": 1}
+pytestmark = pytest.mark.usefixtures("wrong_types_come_in")
+"""The check of types would read any one tensor of an open file, also one that holds no weights."""
 HYBRIDS = ("_r_", "_r26", "_r50", "_resnet", "_mci")
 
 
