@@ -123,6 +123,7 @@ Settings: TypeAlias = dict[str, Any]
 # strict: 1.0 or "1" are mistakes here
 NonNegativeInt = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
 PositiveInt = Annotated[int, Field(ge=1, lt=2**31, strict=True)]
+Threads = Annotated[int, Field(ge=1, le=1024, strict=True)]
 NonNegativeFloat = Annotated[float, Field(ge=0.0)]
 PositiveFloat = Annotated[float, Field(gt=0.0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]

@@ -37,6 +37,7 @@ from vitkit.training.config.meaning import (
     Schedule,
     Settings,
     StoredText,
+    Threads,
     TrackerName,
     WeightsSource,
     fields_where,
@@ -444,7 +445,7 @@ class RuntimeSettings:
     timeout: Annotated[PositiveFloat, replace(OF_CALL, several_processes=True)] = 60.0
     """Seconds a process waits for the others before it assumes that one has died, above 0."""
     # fixed for bit-exactness: the order of sums depends on it
-    threads: Annotated[PositiveInt | None, OF_BITS] = None
+    threads: Annotated[Threads | None, OF_BITS] = None
     """CPU threads of torch. Default: torch's choice, which a resumed run keeps, as rounding
     depends on it."""
     workers: Annotated[NonNegativeInt | None, Aliases(("-j",)), OF_MACHINE] = None
