@@ -62,8 +62,7 @@ from torch import nn
 
 import vitkit
 from vitkit.data.sources.open import open_dataset
-from vitkit.models.embedding import patchify
-from vitkit.models.positions import sincos_1d, sincos_2d
+from vitkit.models.embedding import patchify, sincos_1d, sincos_2d
 
 _ = torch.manual_seed(0)
 

@@ -120,7 +120,7 @@ print("the two classes are equal:", torch.equal(mlp(z), in_steps(z)))
 # %% [markdown]
 # The library's class:
 #
-# ```{literalinclude} ../../src/vitkit/models/mlp.py
+# ```{literalinclude} ../../src/vitkit/models/layers.py
 # :pyobject: MLP
 # ```
 #

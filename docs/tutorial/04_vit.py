@@ -41,7 +41,7 @@ from torch import nn
 
 import vitkit
 from vitkit.data.sources.open import open_dataset
-from vitkit.models.positions import resample_positions
+from vitkit.models.embedding import resample_positions
 
 _ = torch.manual_seed(0)
 

@@ -43,7 +43,7 @@ from torch.nn import functional as F
 import vitkit
 from vitkit.data.images.preprocess import preprocess_images
 from vitkit.data.sources.open import open_dataset
-from vitkit.models.positions import resample_positions, sincos_2d
+from vitkit.models.embedding import resample_positions, sincos_2d
 
 torch.manual_seed(0)
 folder = Path(tempfile.mkdtemp())

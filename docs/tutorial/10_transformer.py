@@ -111,7 +111,7 @@ from words import (
 
 import vitkit
 from vitkit.models.attention import Context
-from vitkit.models.positions import sincos_1d
+from vitkit.models.embedding import sincos_1d
 
 torch.manual_seed(0)
 torch.set_num_threads(1)  # more threads do not speed up matrices as small as these

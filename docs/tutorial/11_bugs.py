@@ -60,7 +60,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import vitkit
-from vitkit.models.positions import resample_positions
+from vitkit.models.embedding import resample_positions
 
 torch.manual_seed(0)
 

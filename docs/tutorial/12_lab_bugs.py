@@ -68,8 +68,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import vitkit
-from vitkit.models.embedding import patchify
-from vitkit.models.positions import sincos_1d
+from vitkit.models.embedding import patchify, sincos_1d
 
 _ = torch.manual_seed(0)
 

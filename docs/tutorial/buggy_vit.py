@@ -13,7 +13,7 @@ from plain_vit import Attention, Block, PlainViT
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitkit.models.positions import sincos_1d
+from vitkit.models.embedding import sincos_1d
 
 SIZES = {"image_size": 8, "patch_size": 2, "channels": 1, "classes": 10,
          "width": 32, "depth": 4, "heads": 4, "hidden": 64}  # fmt: skip

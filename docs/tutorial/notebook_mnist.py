@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vitkit
-from vitkit.models.positions import sincos_1d
+from vitkit.models.embedding import sincos_1d
 
 SIDE, GRID, WIDTH, HEADS, CLASSES = 28, 7, 20, 2, 10
 EPOCHS, BATCH, RATE = 5, 16, 0.01

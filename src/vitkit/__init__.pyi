@@ -45,10 +45,10 @@ from vitkit.models.embedding import PatchEmbedding as PatchEmbedding
 from vitkit.models.encoder import Encoder as Encoder
 from vitkit.models.encoder import EncoderBlock as EncoderBlock
 from vitkit.models.interface.feature_maps import FeatureMaps as FeatureMaps
-from vitkit.models.mlp import MLP as MLP
-from vitkit.models.readout import Features as Features
+from vitkit.models.layers import MLP as MLP
 from vitkit.models.record import Record as Record
 from vitkit.models.transformer import Transformer as Transformer
+from vitkit.models.vit import Features as Features
 from vitkit.models.vit import ViT as ViT
 from vitkit.prediction.explain_image import explain as explain
 from vitkit.prediction.explain_image import explain_model as explain_model

@@ -121,7 +121,7 @@ CLASSES = _by_name(
         "MLP": "FeedForward MLPBlock Mlp feed_forward",
         "PatchEmbedding": "Embeddings PatchEmbed",
         "Transformer": "TransformerDecoder TransformerDecoderLayer",
-        "models.positions.sincos_1d": "position_encoding get_positional_embeddings "
+        "models.embedding.sincos_1d": "position_encoding get_positional_embeddings "
         "PositionalEncoding",
         "models.embedding.patchify": "patchify",
         'create_model("vit_base_patch16_224")': "vit_b16 vit_b_16",

@@ -138,11 +138,11 @@ class ViTSpec(Described):
     num_registers: Count = 0
     """R, learned tokens that take part in attention alone (arXiv 2309.16588)."""
     positions: Positions = "learned"
-    """Kind of position embedding; see `models/positions.py`."""
+    """Kind of position embedding; see `models/embedding.py`."""
     positions_cover_prefix: bool = True
     """True if the learned table has rows for class, distillation and register tokens too."""
     position_resampling: Resampling = "bicubic_antialias"
-    """Interpolation of a learned table for another grid; see `models/positions.py`."""
+    """Interpolation of a learned table for another grid; see `models/embedding.py`."""
     rope_temperature: Annotated[float, Field(gt=0.0)] = 100.0
     """Base of the rotation periods (with `positions="rope"`)."""
     embedding_norm: bool = False

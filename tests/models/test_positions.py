@@ -10,8 +10,7 @@ from PIL import Image
 from scipy import ndimage
 
 import vitkit
-from vitkit.models.embedding import PatchDropout
-from vitkit.models.positions import resample_positions, sincos_1d, sincos_2d
+from vitkit.models.embedding import PatchDropout, resample_positions, sincos_1d, sincos_2d
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 32, "depth": 2, "num_heads": 4,
          "mlp_width": 64, "num_classes": 7}  # fmt: skip

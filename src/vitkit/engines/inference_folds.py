@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from vitkit import errors, process, shapes
 from vitkit.models import attention, embedding, encoder
-from vitkit.models.layers import LayerScale
-from vitkit.models.mlp import MLP, SplitSwiGLU
+from vitkit.models.layers import MLP, LayerScale, SplitSwiGLU
 from vitkit.models.vit import ViT
 from vitkit.spec import Preprocess
 from vitkit.weights.fold import scaled_rows

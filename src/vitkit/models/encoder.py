@@ -8,8 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from vitkit.models.attention import PLAIN, Context, MultiHeadSelfAttention
-from vitkit.models.layers import DropPath, LayerScale, by_name, make_norm
-from vitkit.models.mlp import MLPS
+from vitkit.models.layers import MLPS, DropPath, LayerScale, by_name, make_norm
 from vitkit.models.record import Record
 from vitkit.shapes import Tokens
 from vitkit.spec import Block, QKVBias

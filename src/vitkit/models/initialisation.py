@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import init
 
 from vitkit.models.attention import MultiHeadSelfAttention
-from vitkit.models.positions import sincos_2d
+from vitkit.models.embedding import sincos_2d
 from vitkit.spec import Initialisation, ViTSpec
 
 TRUNCATED_STD = 0.87962566103423978

@@ -8,11 +8,10 @@ from torch import Tensor, nn
 
 from vitkit.errors import SettingError, ShapeError, SpecError
 from vitkit.models.attention import Context, CrossAttention, MultiHeadSelfAttention
+from vitkit.models.embedding import sincos_1d
 from vitkit.models.encoder import Encoder
 from vitkit.models.initialisation import FUSED
-from vitkit.models.layers import eval_mode
-from vitkit.models.mlp import MLP
-from vitkit.models.positions import sincos_1d
+from vitkit.models.layers import MLP, eval_mode
 from vitkit.models.record import Record
 from vitkit.other_names import refuse_transformer_keywords
 from vitkit.shapes import Tokens

@@ -276,11 +276,13 @@ def filled_model(spec: ViTSpec, tensors: dict[str, Tensor]) -> tuple[ViT, str, l
         if stored.dtype == torch.float64:
             rounded += not torch.equal(floats[name].double(), stored)
     model.load_state_dict(floats, assign=True)
-    notes = [f"rounded from float64 to float32: {plural(rounded, 'tensor')}"]
+    notes = []
+    if rounded:
+        notes.append(f"rounded from float64 to float32: {plural(rounded, 'tensor')}")
     dtype = "float32"
     if len(dtypes) == 1 and dtypes != {"float64"}:
         dtype = dtypes.pop()
-    return model.eval(), dtype, notes if rounded else []
+    return model.eval(), dtype, notes
 
 
 # The description of a model in the header of a file that vitkit wrote: spec, preprocessing, class

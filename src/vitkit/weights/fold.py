@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from vitkit.models.positions import sincos_1d, sincos_2d
+from vitkit.models.embedding import sincos_1d, sincos_2d
 from vitkit.spec import ViTSpec
 from vitkit.weights.formats.format import State, Step, double_class_head
 

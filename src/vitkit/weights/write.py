@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from vitkit import errors, messages
 from vitkit.io import atomic, untrusted
-from vitkit.models.positions import resample_positions
+from vitkit.models.embedding import resample_positions
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
 from vitkit.weights import verify

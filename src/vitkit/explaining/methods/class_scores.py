@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from vitkit import errors, shapes
 from vitkit.explaining.methods import METHODS, whole_number
-from vitkit.models import layers, readout
+from vitkit.models import layers
 from vitkit.models.record import Record
-from vitkit.models.vit import ViT
+from vitkit.models.vit import Features, ViT
 
 Classes: TypeAlias = Int64[Tensor, " B"]
 """Class numbers of B images, from 0."""
@@ -103,9 +103,7 @@ def token_weights(model: ViT, grid: shapes.Grid) -> Float[Tensor, " T"]:
         weights[prefix:] = 1 / patches
         return weights
     eye = torch.eye(prefix + patches, dtype=like.dtype, device=like.device)
-    one_hot = readout.Features.split(
-        eye.unsqueeze(0), grid, spec
-    )  # 1 T T: the widths number the tokens
+    one_hot = Features.split(eye.unsqueeze(0), grid, spec)  # 1 T T: the widths number the tokens
     rows = [model.attn_pool(one_hot)]
     if model.dist_pool is not None and spec.distilled_readout == "mean":
         rows.append(model.dist_pool(one_hot))
@@ -114,7 +112,7 @@ def token_weights(model: ViT, grid: shapes.Grid) -> Float[Tensor, " T"]:
 
 
 def readout_row(
-    model: ViT, features: readout.Features, pooling: Float[Tensor, "B k 1 N"] | None
+    model: ViT, features: Features, pooling: Float[Tensor, "B k 1 N"] | None
 ) -> Float[Tensor, "B T"]:
     """Return the weight of each token in the head's input, for each image.
 
@@ -134,9 +132,7 @@ def readout_row(
     return F.pad(patches, (model.spec.num_prefix_tokens, 0))
 
 
-def pooling_map(
-    model: ViT, features: readout.Features, record: Record
-) -> Float[Tensor, "B k 1 N"] | None:
+def pooling_map(model: ViT, features: Features, record: Record) -> Float[Tensor, "B k 1 N"] | None:
     """Return the recorded map (B, k, 1, N) of a MAP head's query, `None` for other models.
 
     Args:

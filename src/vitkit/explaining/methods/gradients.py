@@ -25,9 +25,9 @@ from vitkit.explaining.methods.class_scores import (
     has_map_head,
     readout_row,
 )
-from vitkit.models import encoder, readout
+from vitkit.models import encoder
 from vitkit.models.record import Record
-from vitkit.models.vit import ViT
+from vitkit.models.vit import Features, ViT
 
 
 def libragrad(model: ViT, images: shapes.Images, *, classes: Classes) -> Maps:
@@ -58,7 +58,7 @@ def libragrad(model: ViT, images: shapes.Images, *, classes: Classes) -> Maps:
         with BalancedGradients():
             for block in encoder.block_calls(model.blocks):
                 tokens = block(tokens, context)
-            features = readout.Features.split(model.norm(tokens), grid, model.spec)
+            features = Features.split(model.norm(tokens), grid, model.spec)
             scores = class_scores(model.forward_head(features), classes)
         (gradient,) = torch.autograd.grad(scores.sum(), start)
     shares = (at_least_float32(gradient) * start.detach()).sum(dim=-1)  # B T
@@ -331,7 +331,7 @@ def legrad(
         for block in encoder.block_calls(model.blocks, record):
             # s^l depends on A^l through layer l only, so earlier layers are not in the graph
             tokens = block(tokens.detach().requires_grad_(), context)
-            features = readout.Features.split(model.norm(tokens), grid, model.spec)
+            features = Features.split(model.norm(tokens), grid, model.spec)
             scores = class_scores(model.forward_head(features, record), classes)
             maps = record.pooling if by_map_head else record.attention
             _, weights = maps.popitem()  # B k Q T; one row, B k 1 N, with a MAP head
@@ -387,9 +387,7 @@ def grad_cam(model: ViT, images: shapes.Images, *, classes: Classes, layer: int 
             tokens = tokens.detach().requires_grad_()
             for block in calls[layer:]:
                 tokens = block(tokens, context)
-            logits = model.forward_head(
-                readout.Features.split(model.norm(tokens), grid, model.spec)
-            )
+            logits = model.forward_head(Features.split(model.norm(tokens), grid, model.spec))
             score = class_scores(logits, classes).sum()
             (gradient,) = torch.autograd.grad(score, read)
     prefix = model.spec.num_prefix_tokens

@@ -14,8 +14,8 @@ from vitkit.explaining.methods.class_scores import (
     check_number,
     class_scores,
 )
-from vitkit.models import encoder, layers, readout
-from vitkit.models.vit import ViT
+from vitkit.models import encoder, layers
+from vitkit.models.vit import Features, ViT
 
 ROWS_AT_ONCE = 64
 """Images with a dropped window per forward pass."""
@@ -72,7 +72,7 @@ class TokenSubsets:
         for block in encoder.block_calls(self.model.blocks):
             tokens = block(tokens, context)
         grid = 1, patches.shape[1]
-        features = readout.Features.split(self.model.norm(tokens), grid, self.model.spec)
+        features = Features.split(self.model.norm(tokens), grid, self.model.spec)
         return self.model.forward_head(features)
 
 

@@ -1,41 +1,22 @@
 """The head of a model, read and replaced in place: timm's calls for it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from vitkit.errors import SpecError, check_type
+from vitkit.errors import SpecError
 from vitkit.models.encoder import recompute_block
 from vitkit.models.initialisation import HEADS, initialise
 from vitkit.models.interface.intermediates import Intermediates
 from vitkit.models.interface.pretrained import Origin
-from vitkit.models.readout import Readout
-from vitkit.other_names import field_value, translate_keywords
+from vitkit.other_names import field_value
 from vitkit.spec import ViTSpec
 
 COMPILED = "_orig_mod"
 """Name of the inner module in `torch.compile`'s wrapper."""
-
-
-def complete_spec(spec: ViTSpec | None, fields: Mapping[str, object]) -> ViTSpec:
-    """Return a spec, by default that of ViT-B/16, with some fields changed.
-
-    Args:
-        spec: the architecture.
-        fields: by their own names, or by those of other libraries.
-
-    Raises:
-        SettingError: not a spec.
-        SpecError: an unknown field, or a spec that cannot exist.
-    """
-    spec = ViTSpec() if spec is None else spec
-    check_type(spec, ViTSpec, "ViT", "a ViTSpec (vitkit.load takes a path)")
-    if not fields:
-        return spec
-    return spec.replace(**translate_keywords(fields, vars(spec)))
 
 
 class Backbone(Intermediates):
@@ -47,6 +28,7 @@ class Backbone(Intermediates):
     fc_norm: nn.Module
     pre_logits: nn.Module
     origin: Origin | None
+    _make_pooling: Callable[[ViTSpec], nn.Module]
 
     @property
     def num_features(self) -> int:
@@ -105,7 +87,7 @@ class Backbone(Intermediates):
                 f"{old.pooling!r}, which is {old.pooled_width} wide; leave global_pool out"
             )
         if spec.pooling != old.pooling:
-            self.attn_pool = Readout(spec.pooling)
+            self.attn_pool = self._make_pooling(spec)
         # Made on the CPU, then put where the model is, in its dtype and mode.
         like = next(self.parameters())
         for name, head in fresh_heads(spec).items():

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from vitkit.errors import SettingError
 from vitkit.models.interface.classifier import Backbone
 from vitkit.models.interface.intermediates import OutputFormat, check_format, take_layers
-from vitkit.models.readout import Readout
 from vitkit.shapes import Images
 
 
@@ -120,26 +119,21 @@ class FeatureMaps(nn.Module):
 def _remove_unused(model: Backbone, depth: int, norm: bool) -> None:
     """Remove everything that maps of the first `depth` blocks do not need, also in the spec."""
     old = model.spec
-    model.reset_classifier(0)
     drop_path = old.drop_path
     if old.drop_path_schedule == "linear" and old.depth > 1:
         # The drop path rates of the remaining blocks rise to that of the new last block.
         drop_path *= (depth - 1) / (old.depth - 1)
     # A norm after pooling is not a norm of tokens.
     keeps_norm = norm and old.norm_before_pool and old.final_norm
-    # Some pooling must be named in the spec; these have no weights.
-    pooling = "mean"
-    if old.class_token:
-        pooling = "cls"
-    model.attn_pool = Readout(pooling)
     model.fc_norm, model.pre_logits = nn.Identity(), nn.Identity()
     del model.blocks[depth:]
     if not keeps_norm:
         model.norm = nn.Identity()
-    model.spec = model.spec.replace(
+    model.spec = old.replace(
         depth=depth,
         drop_path=drop_path,
-        pooling=pooling,
         representation_width=None,
         final_norm=keeps_norm,
     )
+    # Some pooling must be named in the spec; these have no weights.
+    model.reset_classifier(0, "token" if old.class_token else "avg")
