@@ -31,7 +31,7 @@ from vitkit.explaining.faithfulness import (
 from vitkit.explaining.methods import METHODS, Method
 from vitkit.explaining.methods.occlusion import TokenSubsets
 from vitkit.models.attention import Context
-from vitkit.models.interface.intermediates import Embedded
+from vitkit.models.interface.backbone import Embedded
 from vitkit.randomness import hash64, permutation
 
 Maps = Callable[[vitkit.ViT, Tensor, Tensor], Tensor]  # model, images, classes -> (B, gh, gw)

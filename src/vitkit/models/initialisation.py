@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +81,28 @@ def initialise(model: nn.Module, spec: ViTSpec) -> None:
             init.xavier_uniform_(parameter)
     if spec.initialisation == "mimetic":
         mimetic_init(model, spec)
+
+
+def is_of_head(name: str) -> bool:
+    """Return whether a parameter, such as `head.weight`, belongs to a head."""
+    return name.partition(".")[0] in HEADS
+
+
+def fresh_heads(spec: ViTSpec) -> dict[str, nn.Module]:
+    """Return untrained heads by name, made on the CPU, so that every device has the same ones.
+
+    They have the scheme of `spec.initialisation`, from torch's global generator, and the bias
+    `spec.head_bias`; without classes they are `Identity`.
+    """
+    names = HEADS if spec.distillation_token else HEADS[:1]
+    if spec.num_classes == 0:
+        return {name: nn.Identity() for name in names}
+    linear: dict[str, Any] = {"device": "cpu", "dtype": torch.float32}
+    heads = nn.ModuleDict(
+        {name: nn.Linear(spec.head_inputs, spec.num_classes, **linear) for name in names}
+    )
+    initialise(heads, spec)
+    return dict(heads)
 
 
 def _fill_linear(linear: nn.Linear, role: str, scheme: Scheme, head_bias: float) -> None:

@@ -19,8 +19,7 @@ from vitkit.models.attention import PLAIN, Context, CrossAttention
 from vitkit.models.embedding import PatchDropout, RotaryPositions, make_embedding, make_stem
 from vitkit.models.encoder import RunBlock, block_calls, stack_blocks
 from vitkit.models.initialisation import initialise
-from vitkit.models.interface.classifier import Backbone
-from vitkit.models.interface.intermediates import Embedded
+from vitkit.models.interface.backbone import Backbone, Embedded
 from vitkit.models.interface.pretrained import Origin, Pretrained
 from vitkit.models.layers import MLP, make_norm
 from vitkit.models.record import Record

@@ -8,7 +8,7 @@ from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.split import Split
 from vitkit.evaluation.loop import check_metrics, load_metrics
 from vitkit.io.results import import_setting
-from vitkit.models.interface.classifier import is_of_head
+from vitkit.models.initialisation import is_of_head
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
 from vitkit.training.config.meaning import Settings

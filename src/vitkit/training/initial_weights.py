@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitkit import errors, frozen
 from vitkit.data.datasets.splitting import match_classes
 from vitkit.messages import plural
-from vitkit.models.interface.classifier import is_of_head
+from vitkit.models.initialisation import is_of_head
 from vitkit.models.presets import preset
 from vitkit.models.vit import ViT
 from vitkit.spec import Preprocess, ViTSpec

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vitkit import errors, messages
 from vitkit.data.datasets.splitting import match_classes
 from vitkit.frozen import frozen
-from vitkit.models.interface.classifier import fresh_heads, is_of_head
+from vitkit.models.initialisation import fresh_heads, is_of_head
 from vitkit.spec import Channel, Count, Fit, Preprocess, Resampling, Size, ViTSpec
 from vitkit.weights.checkpoint import Checkpoint, texts
 from vitkit.weights.formats.format import Step

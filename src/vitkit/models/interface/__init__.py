@@ -1,5 +1,4 @@
 """Methods of timm, DINOv2 and transformers on a `ViT`: intermediate features, heads, folders.
 
-The equations are in the modules above. `ViT` inherits `Backbone` of `classifier`, which has the
-calls of `intermediates` too, and `Pretrained`.
+The equations are in the modules above. `ViT` inherits `Backbone` and `Pretrained`.
 """

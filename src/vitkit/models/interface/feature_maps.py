@@ -7,8 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitkit.errors import SettingError
-from vitkit.models.interface.classifier import Backbone
-from vitkit.models.interface.intermediates import OutputFormat, check_format, take_layers
+from vitkit.models.interface.backbone import Backbone, OutputFormat, check_format, take_layers
 from vitkit.shapes import Images
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitkit import distributed, errors
 from vitkit.messages import did_you_mean, plural
-from vitkit.models.interface.classifier import is_of_head
+from vitkit.models.initialisation import is_of_head
 from vitkit.training.config import meaning, train_config
 from vitkit.training.state.registry import Metadata, ModelPart, Stateful, Tensors
 

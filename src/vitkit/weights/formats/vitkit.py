@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vitkit import distributed, errors
 from vitkit.io import atomic, untrusted
-from vitkit.models.interface.classifier import COMPILED
+from vitkit.models.interface.backbone import COMPILED
 from vitkit.models.layers import eval_mode
 from vitkit.models.vit import ViT
 from vitkit.spec import Preprocess, ViTSpec
