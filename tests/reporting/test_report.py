@@ -19,6 +19,8 @@ from scipy.stats import binomtest
 
 import vitkit
 from vitkit import cli
+from vitkit.plots.curves import draw_reliability
+from vitkit.reporting.sections import SECTIONS, PlainSection
 
 
 def wilson_interval(right: int, images: int) -> tuple[float, float]:
@@ -282,7 +284,7 @@ def test_a_damaged_file_costs_its_part_alone(name, content, run):
     (run / "predictions.csv").unlink()
     (run / name).write_bytes(content)
     sections = page(vitkit.report(run)).sections
-    assert len(sections) == 12
+    assert [*sections] == [*SECTIONS]
     assert "2 epochs" in sections["curves"]
 
 
@@ -295,6 +297,18 @@ def test_findings_of_the_check_are_listed(unweighted):
     assert "8 images checked." in text
     assert "warning 2 images <b>leak</b>" in re.sub(r"\s+", " ", text)
     assert "a.png = b.png" in text
+
+
+def test_a_section_of_text_figures_and_a_table_needs_no_template(unweighted, monkeypatch):
+    figure = draw_reliability(np.array([0.75, 1.0]), np.array([True, False]), "of two")
+    plain = PlainSection("<b> & text", [("half are <right>", figure)], rows=[("<name>", "&lt;")])
+    monkeypatch.setitem(SECTIONS, "halves", ("Halves", lambda run: plain))
+    found = page(vitkit.report(unweighted))
+    text = re.sub(r"\s+", " ", found.sections["halves"])
+    assert text.startswith(" Halves <b> & text")
+    assert "right predictions (%)" in text
+    assert "half are <right> <name>&lt; " in text
+    assert "half are <right>" in [a.get("aria-label") for a in found.all("div")]
 
 
 def test_compared_runs_without_validation_have_one_panel(run, tmp_path):

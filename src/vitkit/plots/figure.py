@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import UInt8
+from markupsafe import Markup
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -228,7 +229,7 @@ def save_figure(figure: Figure, path: Path, software: str) -> None:
         write_bytes(path, encode_png(figure, software, dpi))
 
 
-def inline_svg(figure: Figure, name: str) -> str:
+def inline_svg(figure: Figure, name: str) -> Markup:
     """Return a figure as an SVG element without a background, for a light or a dark page.
 
     Args:
@@ -243,7 +244,7 @@ def inline_svg(figure: Figure, name: str) -> str:
     # two figures have the same identifiers otherwise
     text = re.sub(r'(?<=\sid=")|(?<=url\(#)|(?<=href="#)', f"{name}-", text)
     # its size comes from the page
-    return re.sub(r'\s(width|height)="[\d.]+pt"', "", text, count=2)
+    return Markup(re.sub(r'\s(width|height)="[\d.]+pt"', "", text, count=2))
 
 
 # Grids of images: side by side, each with a title, a caption and a colour bar.

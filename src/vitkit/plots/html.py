@@ -80,9 +80,10 @@ def page_templates(package: str) -> Environment:
     Args:
         package: its folder `templates` has the templates, and the scripts of its pages.
     """
-    # imported here: notebooks need no jinja2
+    # imported here: notebooks need no jinja2, and matplotlib takes half a second
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
+
+    from vitkit.plots.figure import inline_svg
 
     templates = Environment(
         loader=ChoiceLoader([PackageLoader(package), PackageLoader("vitkit.plots")]),
@@ -96,7 +97,7 @@ def page_templates(package: str) -> Environment:
         """Format a share in [0, 1], with a space where no line ends."""
         return f"{100 * share:.1f}\N{NO-BREAK SPACE}%"
 
-    templates.filters |= {"printable": printable, "percent": percent, "svg": Markup}
+    templates.filters |= {"printable": printable, "percent": percent, "svg": inline_svg}
     return templates
 
 

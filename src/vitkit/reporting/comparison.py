@@ -121,10 +121,9 @@ def _class_rows(evaluations: Sequence[Evaluation]) -> list[tuple[str, list[Class
 
 
 def _curves(names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the curves of the runs as SVG, and the letters of those that have none."""
+    """Return a figure of the runs' curves, and the letters of those that have none."""
     # imported here: matplotlib takes half a second
     from vitkit.plots.curves import draw_compared_curves
-    from vitkit.plots.figure import inline_svg
 
     found: dict[str, Mapping[str, np.ndarray]] = {}
     for letter, name in names.items():
@@ -132,7 +131,5 @@ def _curves(names: Mapping[str, str]) -> dict[str, Any]:
         with suppress(errors.DataError, errors.OutputError):
             if len(found) < MOST_CURVES:
                 found[letter] = LearningCurves.read(name).columns
-    svg = ""
-    if found:
-        svg = inline_svg(draw_compared_curves(found), "curves")
-    return {"svg": svg, "without": [letter for letter in names if letter not in found]}
+    figure = draw_compared_curves(found) if found else None
+    return {"figure": figure, "without": [letter for letter in names if letter not in found]}

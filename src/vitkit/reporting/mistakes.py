@@ -26,11 +26,9 @@ from vitkit.evaluation.features import (
 from vitkit.explaining.methods import DEFAULTS
 from vitkit.io.atomic import write_bytes
 from vitkit.plots.overlay import ColourScale
-from vitkit.reporting.run import THUMBNAIL, Missing, Predictions, ReportedRun, data_address
+from vitkit.reporting.run import SPLITS, THUMBNAIL, Missing, Predictions, ReportedRun, data_address
 from vitkit.weights.checkpoint import Checkpoint
 
-SPLITS = {"test": "test", "val": "validation"}
-"""Splits with scores, the most reliable first, and their names in the page."""
 SHOWN = 24
 """The most confident mistakes."""
 SECONDS = 10.0
@@ -57,9 +55,8 @@ class ShownImage:
         predicted: the class that was predicted.
         probability: probability of that class, in [0, 1].
         label_probability: probability of its own class, in [0, 1].
-        image: a small copy as an address that contains it; empty where there is none.
-        explanation: an overlay of what speaks for the predicted class, as an address; empty where
-            there is none.
+        image: a small copy as an address that contains it; empty without one.
+        explanation: an overlay of what speaks for the predicted class, likewise.
         path: the image, as relabel.csv names it.
         number: number of the image in its split.
     """
@@ -103,7 +100,7 @@ def mistakes(run: ReportedRun) -> dict[str, Any]:
         shown.append(one)
     return {
         "count": len(numbers),
-        "images": len(predictions.labels),
+        "images": predictions.images,
         "shown": shown,
         "pairs": _pairs(run, predictions, split, numbers),
         "problem": run.problem,
@@ -113,7 +110,6 @@ def mistakes(run: ReportedRun) -> dict[str, Any]:
         "unexplained": unexplained,
         "has_table": len(predictions.classes) <= MOST_IN_A_TABLE,
         "table": run.folder.predictions.name if run.folder.predictions.exists() else "",
-        "split": SPLITS[predictions.split],
     }
 
 
@@ -156,12 +152,15 @@ def _pairs(
             if place * each < PAIR_IMAGES:  # beyond that number, only the names are shown
                 one = replace(one, image=run.thumbnail(split, one.number))
             shown.append(one)
-        pair: dict[str, Any] = {
+        pair = {
             "label": predictions.classes[label],
             "predicted": predictions.classes[predicted],
+            "key": f"pair-{label}-{predicted}",
+            "count": len(wrong),
+            "mistakes": shown,
+            "images": int((predictions.labels == label).sum()),
         }
-        pair |= {"key": f"pair-{label}-{predicted}", "count": len(wrong), "mistakes": shown}
-        found.append(pair | {"images": int((predictions.labels == label).sum())})
+        found.append(pair)
     return found
 
 

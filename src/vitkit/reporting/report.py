@@ -13,7 +13,7 @@ from vitkit.io import atomic, results
 from vitkit.plots.html import page_templates, render_page
 from vitkit.reporting.mistakes import holds_suspects, write_suspects
 from vitkit.reporting.run import Missing, ReportedRun
-from vitkit.reporting.sections import SECTIONS
+from vitkit.reporting.sections import SECTIONS, PlainSection
 from vitkit.training.monitoring.run_log import Display
 from vitkit.training.run import TrainResult
 from vitkit.training.run_folder import RunFolder
@@ -117,9 +117,10 @@ def page(run: ReportedRun) -> str:
     for name, (title, collect) in SECTIONS.items():
         missing, content = None, Markup()
         try:
-            values = collect(run)
-            template = templates.get_template(f"sections/{name}.html")
-            content = Markup(template.render(values))
+            values, template = collect(run), f"sections/{name}.html"
+            if isinstance(values, PlainSection):
+                values, template = {"name": name, **vars(values)}, "sections/plain.html"
+            content = Markup(templates.get_template(template).render(values))
         except Missing as error:
             missing = error
         sections.append({"name": name, "title": title, "content": content, "missing": missing})

@@ -41,6 +41,8 @@ VALIDATION_LOGITS = (
     "images by the epoch that the other four choose"
 )
 """The origin of predictions that no file has."""
+SPLITS = {"test": "test", "val": "validation"}
+"""Splits with scores, the most reliable first, and their names in the page."""
 DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
@@ -365,6 +367,11 @@ class Predictions:
     def right(self) -> Bool[np.ndarray, " N"]:
         """True for each image (N,) whose class is the predicted one."""
         return self.labels == self.predicted
+
+    @property
+    def images(self) -> str:
+        """The number of images and their split, such as `359 test images`."""
+        return f"{len(self.labels):,} {SPLITS[self.split]} images"
 
 
 def _read_predictions(path: Path, classes: Sequence[str]) -> Predictions:

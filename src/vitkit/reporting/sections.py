@@ -1,14 +1,23 @@
-"""The sections of the report, in their order; a new one is a function, a template and a line."""
+"""The sections of the report; a new one is a function and a line of `SECTIONS`.
+
+The function gets a `ReportedRun`, whose properties read the files of the run: `predictions` (arrays
+of N images, such as `labels`, `probability` and `right`), `held_out`, `curves`, `scores`,
+`settings`, `checkpoint`, `dataset`. Some raise `Missing`, which the page shows in place of the
+section. The function returns a `PlainSection`, or the values of a template of its own.
+"""
+
+from __future__ import annotations
 
 import json
 import os
 import platform
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,12 +26,15 @@ from vitkit.data.images.decode import as_rgb
 from vitkit.data.images.preprocess import preprocess_images
 from vitkit.evaluation.intervals import wilson_interval
 from vitkit.io.results import MEMORY_PREFIX
-from vitkit.messages import escape
+from vitkit.messages import escape, plural
 from vitkit.reporting.comparison import score_rows
-from vitkit.reporting.mistakes import MOST_IN_A_TABLE, SPLITS, mistakes, suspects
-from vitkit.reporting.run import Missing, Predictions, ReportedRun, data_address
+from vitkit.reporting.mistakes import MOST_IN_A_TABLE, mistakes, suspects
+from vitkit.reporting.run import SPLITS, Missing, ReportedRun, data_address
 from vitkit.training.config.merging import with_flat_spec
 from vitkit.training.config.train_config import USUAL, TrainConfig
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PLACES = {
     "amp": "mixed precision",
@@ -44,6 +56,23 @@ NAMED = 8
 """Images that the page names of a finding."""
 
 
+@dataclass(frozen=True)
+class PlainSection:
+    """A section that needs no template: a paragraph, figures and a table, each if it is given.
+
+    Attributes:
+        text: the paragraph.
+        figures: side by side, each with its caption: what it shows, with its numbers.
+        is_wide: a figure is as wide as the page; its caption is only read aloud.
+        rows: name and value.
+    """
+
+    text: str = ""
+    figures: Sequence[tuple[str, Figure]] = ()
+    is_wide: bool = False
+    rows: Sequence[tuple[str, str]] = ()
+
+
 def best_score(run: ReportedRun) -> dict[str, Any]:
     """Return the score of the best weights with its interval, and the other scores.
 
@@ -62,7 +91,6 @@ def best_score(run: ReportedRun) -> dict[str, Any]:
     low, high = wilson_interval(round(main["top1"] * images), images) if images else (0.0, 1.0)
     ends = [line.partition(" ")[2] for line in run.log if " ended after " in line]
     return {
-        "split": SPLITS[splits[0]],
         "top1": main["top1"],
         "low": low,
         "high": high,
@@ -70,7 +98,6 @@ def best_score(run: ReportedRun) -> dict[str, Any]:
         "rows": score_rows([run.scores[split] for split in splits]),
         "splits": [SPLITS[name] for name in splits],
         "end": ends[-1].partition(";")[0] if ends else "",
-        "chosen": splits == ["val"],
     }
 
 
@@ -104,14 +131,22 @@ def repetition(run: ReportedRun) -> dict[str, Any]:
     }
 
 
-def curves(run: ReportedRun) -> dict[str, Any]:
-    """Return the learning curves as SVG. Raises `Missing` where no epoch was complete."""
-    # imported here, as in each section that draws: matplotlib takes half a second
-    from vitkit.plots.figure import inline_svg
-
+def curves(run: ReportedRun) -> PlainSection:
+    """Return the learning curves. Raises `Missing` where no epoch was complete."""
     found = run.curves
-    epochs = int(found.columns["epoch"].max())
-    return {"svg": inline_svg(found.plot(), "curves"), "best": found.best_epoch, "epochs": epochs}
+    epochs, best, validation = plural(int(found.columns["epoch"].max()), "epoch"), "", ""
+    if found.best_epoch:
+        best = f"; the best one by validation is epoch {found.best_epoch:,}"
+        validation = (
+            ", and it is measured with the augmentation and regularisation of the run; the "
+            "validation loss has neither, so it may be the lower one"
+        )
+    text = (
+        f"{epochs}{best}. The training loss is the mean of all steps of an epoch, while the "
+        f"weights still change{validation}."
+    )
+    words = "Loss, accuracy and learning rate over the epochs"
+    return PlainSection(text, [(words, found.plot())], is_wide=True)
 
 
 def classes(run: ReportedRun) -> dict[str, Any]:
@@ -127,7 +162,7 @@ def classes(run: ReportedRun) -> dict[str, Any]:
         count, wrong = len(of_class[number]), of_class[number][of_class[number] != number]
         hits = count - len(wrong)
         row: dict[str, Any] = {"name": escape(name), "images": count, "times": 0, "mistaken": ""}
-        row |= {"low": 0.0, "high": 1.0, "accuracy": None, "precision": None}
+        row["precision"] = None
         if count:
             row["low"], row["high"] = wilson_interval(hits, count)
             row["accuracy"] = hits / count
@@ -138,7 +173,7 @@ def classes(run: ReportedRun) -> dict[str, Any]:
             row |= {"times": int(times.max()), "mistaken": escape(names[times.argmax()])}
         rows.append(row)
     empty = sum(not row["images"] for row in rows)
-    return {"rows": rows, "empty": empty, **_origin(predictions)}
+    return {"rows": rows, "empty": empty, "predictions": predictions}
 
 
 def confusion(run: ReportedRun) -> dict[str, Any]:
@@ -154,7 +189,8 @@ def confusion(run: ReportedRun) -> dict[str, Any]:
     # images of class i predicted as class j, at [i, j]
     pairs = predictions.labels * size + predictions.predicted
     counts = np.bincount(pairs, minlength=size**2).reshape(size, size)
-    shown = {"names": [escape(name) for name in predictions.classes], **_origin(predictions)}
+    names = [escape(name) for name in predictions.classes]
+    shown = {"names": names, "predictions": predictions}
     from vitkit.plots.confusion import draw_confusion, row_shares
 
     if size > MOST_IN_A_TABLE:
@@ -165,42 +201,42 @@ def confusion(run: ReportedRun) -> dict[str, Any]:
     return {**shown, "rows": counts.tolist(), "shares": row_shares(counts).tolist(), "image": ""}
 
 
-def _origin(predictions: Predictions) -> dict[str, Any]:
-    """Return what the page says about the source of predictions."""
-    split, total = SPLITS[predictions.split], len(predictions.labels)
-    return {"split": split, "origin": predictions.origin, "total": total}
-
-
-def calibration(run: ReportedRun) -> dict[str, Any]:
+def calibration(run: ReportedRun) -> PlainSection:
     """Return reliability diagrams: of validation without and with temperature, and of the test."""
+    # imported here, as in each section that draws: matplotlib takes half a second
     from vitkit.plots.curves import draw_reliability
-    from vitkit.plots.figure import inline_svg
 
-    panels: list[tuple[str, Any, Any]] = []
+    panels: dict[str, Any] = {}
     temperature = run.temperature
     if run.held_out is not None:
         logits, labels = run.held_out
-        for value in dict.fromkeys((1.0, temperature)):
+        for value in (1.0, temperature):
             confidence, predicted = (logits / value).softmax(1).max(1)
             title = f"validation, temperature {value:.3g}"
-            panels.append((title, confidence.numpy(), (predicted == labels).numpy()))
+            panels[title] = confidence.numpy(), (predicted == labels).numpy()
     try:
         found = run.predictions
-        if found.split == "test" or not panels:
-            title = f"{SPLITS[found.split]}, temperature {temperature:.3g}"
-            panels.append((title, found.probability, found.right))
+        title = f"{SPLITS[found.split]}, temperature {temperature:.3g}"
+        panels.setdefault(title, (found.probability, found.right))
     except Missing:
         if not panels:
             raise
-    drawn = []
-    for number, (title, confidence, right) in enumerate(panels):
-        figure = draw_reliability(confidence, right, title)
+    figures = []
+    for title, (confidence, right) in panels.items():
         words = (
             f"{title}: mean confidence {100 * np.mean(confidence):.1f} %, right "
             f"{100 * np.mean(right):.1f} % of {len(right):,} images"
         )
-        drawn.append({"svg": inline_svg(figure, f"reliability{number}"), "words": words})
-    return {"panels": drawn, "temperature": temperature}
+        figures.append((words, draw_reliability(confidence, right, title)))
+    divided = "The weights have no temperature."
+    if temperature != 1.0:
+        divided = f"The stored temperature {temperature:.3f} divides the logits."
+    text = (
+        "The share of right predictions for each confidence. Calibrated probabilities lie on the "
+        "dashed line; bars below it are too confident. The points are at the mean confidence of "
+        f"their bar. {divided}"
+    )
+    return PlainSection(text, figures)
 
 
 def learned(run: ReportedRun) -> dict[str, Any]:
@@ -270,7 +306,7 @@ def check_findings(run: ReportedRun) -> dict[str, Any]:
     return {"findings": findings, "checked": checked}
 
 
-def costs(run: ReportedRun) -> dict[str, Any]:
+def costs(run: ReportedRun) -> PlainSection:
     """Return time, speed, memory and size. Raises `Missing` where none of them is known."""
     rows = []
     with suppress(Missing):
@@ -296,7 +332,7 @@ def costs(run: ReportedRun) -> dict[str, Any]:
         rows.append(("model", f"{count:,} parameters, {size / 1e6:,.1f} MB"))
     if not rows:
         raise Missing("The run has neither metrics nor weights, so its costs are not known.")
-    return {"rows": rows}
+    return PlainSection(rows=rows)
 
 
 def _duration(seconds: float) -> str:
@@ -313,7 +349,7 @@ def _duration(seconds: float) -> str:
     return f"{minutes // 60:,} h {minutes % 60} min"
 
 
-def environment(run: ReportedRun) -> dict[str, Any]:
+def environment(run: ReportedRun) -> PlainSection:
     """Return the versions, the machine's settings and the data of the run."""
     versions, data = run.metadata.get("versions"), run.metadata.get("data")
     rows = []
@@ -336,10 +372,10 @@ def environment(run: ReportedRun) -> dict[str, Any]:
         rows.append(("log from", f"{times[0]} to {times[-1]}".replace("T", " ")))
     here = f"vitkit {version('vitkit')}, Python {platform.python_version()}, {platform.platform()}"
     shown = [(escape(name), escape(value)) for name, value in rows if value]
-    return {"rows": [*shown, ("this report", here)]}
+    return PlainSection(rows=[*shown, ("this report", here)])
 
 
-Collect = Callable[[ReportedRun], dict[str, Any]]
+Collect = Callable[[ReportedRun], PlainSection | dict[str, Any]]
 SECTIONS: dict[str, tuple[str, Collect]] = {
     "headline": ("Result", best_score),
     "repetition": ("Repeat this run", repetition),
@@ -354,6 +390,5 @@ SECTIONS: dict[str, tuple[str, Collect]] = {
     "costs": ("Time and memory", costs),
     "environment": ("Environment", environment),
 }
-"""Name of a section, which is that of its place in the page and of its template in
-`templates/sections/` -> its heading, and the function that returns what the template shows or
-raises `Missing` where the folder lacks it."""
+"""The sections in the order of the page: name -> heading, and function. The name is that of the
+section's place in the page, and of its template in `templates/sections/` if it has one."""
