@@ -3,13 +3,15 @@
 import os
 import signal
 
+import numpy as np
 import pytest
 import torch
 from training.faulty import at, on
-from training.tiny_runs import end_of, run
+from training.tiny_runs import QUICK, end_of, run
 
 import vitkit
-from vitkit.process import stop_on_signal
+from vitkit.process import raise_on_signal, stop_on_signal
+from vitkit.training.distillation import Teacher
 
 
 def sigterm(of_what: object) -> None:
@@ -96,3 +98,51 @@ def test_a_second_ctrl_c_leaves_at_once_with_one_line(tmp_path):
         f"stopped at once by a second signal, SIGINT; the newest state is {tmp_path}/run/state/"
         f"step-00000005, resume with: vitkit train --resume {tmp_path}/run"
     )
+
+
+def stopped_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    sigterm(logits)
+    return logits.sum()
+
+
+def stopped_callback() -> vitkit.Callback:
+    sigterm("built")
+    return vitkit.Callback()
+
+
+def stopped_teacher() -> torch.nn.Module:
+    sigterm("built")
+    return torch.nn.Identity()
+
+
+class StoppedTeacher(torch.nn.Module):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        sigterm(images)
+        return images.new_zeros(len(images), 10)
+
+
+class StoppedImages(torch.utils.data.Dataset):
+    classes = ("a", "b")
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[object, int]:
+        sigterm(index)
+        return np.zeros((8, 8, 3), np.uint8), index % 2
+
+
+@pytest.mark.parametrize(
+    ("data", "settings"),
+    [
+        ("digits", {"loss": stopped_loss}),
+        ("digits", {"callbacks": [stopped_callback]}),
+        ("digits", {"teacher": f"{__name__}:stopped_teacher"}),
+        ("digits", {"teacher": Teacher(StoppedTeacher(), vitkit.Preprocess(image_size=8))}),
+        (StoppedImages(), {}),
+    ],
+)  # fmt: skip
+def test_a_signal_is_no_error_of_the_code_that_it_interrupts(tmp_path, data, settings):
+    with raise_on_signal(), pytest.raises(vitkit.Interrupted) as stop:
+        vitkit.train(data, output=tmp_path / "run", epochs=1, max_steps=1, **QUICK, **settings)
+    assert stop.value.signum == signal.SIGTERM

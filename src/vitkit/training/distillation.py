@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from vitkit.data.augmentation.pipeline import BatchTransform, ModelInputs
 from vitkit.data.datasets.splitting import match_classes
 from vitkit.data.loading.loader import Batch
-from vitkit.errors import CheckpointError, SettingError, UserError
+from vitkit.errors import CheckpointError, Interrupted, SettingError, UserError
 from vitkit.frozen import frozen
 from vitkit.io.results import import_by_name
 from vitkit.messages import quote_list
@@ -156,7 +156,7 @@ class Teacher:
         image = torch.zeros(1, own.channels, *own.image_size, device=device)
         try:
             num_logits = teacher(image).shape[1]
-        except SettingError:  # it has a message of its own
+        except (SettingError, Interrupted):  # they have messages of their own
             raise
         except Exception as why:  # noqa: BLE001 - whatever a model raises for such images
             raise SettingError(
@@ -239,6 +239,8 @@ def as_teacher(
             made = import_by_name(source)
             if not isinstance(made, Teacher | Checkpoint | nn.Module):
                 made = made()
+        except Interrupted:
+            raise
         except Exception as error:  # whatever a user's own function raises
             raise SettingError(
                 f"{argument} {source} cannot be built: {type(error).__name__}: {error}; pass a "

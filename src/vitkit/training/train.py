@@ -332,6 +332,8 @@ def _user_callback(name: str) -> Callback:
     if not isinstance(made, Callback):  # an object may be callable as well
         try:
             made = made()
+        except errors.Interrupted:
+            raise
         except Exception as error:  # noqa: BLE001 - whatever the user's class or function raises
             problem = f"; it raised {type(error).__name__}: {error}"
     if not isinstance(made, Callback):

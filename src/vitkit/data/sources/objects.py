@@ -27,7 +27,7 @@ from vitkit.data.datasets.dataset import (
 from vitkit.data.datasets.split import Split
 from vitkit.data.images.read import as_array, as_bytes, as_pixels
 from vitkit.data.sources import huggingface
-from vitkit.errors import DataError
+from vitkit.errors import DataError, Interrupted
 from vitkit.io.results import GIVEN, MEMORY_PREFIX
 from vitkit.messages import did_you_mean, progress_bar
 
@@ -341,6 +341,8 @@ def _image_and_label(items: MapStyle, index: int, name: str) -> tuple[Any, Any]:
     """
     try:
         item = items[index]
+    except Interrupted:
+        raise
     except Exception as error:  # whatever a user's own dataset raises
         raise DataError(f"{name} raised {type(error).__name__}: {error}") from error
     if isinstance(item, Mapping):

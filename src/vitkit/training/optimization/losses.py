@@ -128,6 +128,8 @@ def _problem(loss: shapes.Loss, targets: torch.Tensor, num_classes: int) -> str 
     logits = torch.zeros(2, num_classes, requires_grad=True)
     try:
         value = loss(logits, targets)
+    except errors.Interrupted:
+        raise
     except Exception as error:  # noqa: BLE001 - whatever a user's own function raises
         return f"{type(error).__name__}: {error}"
     # A loss without a gradient would leave all weights unchanged.

@@ -187,6 +187,8 @@ def _resume_problem(optimizer_class: OptimizerFactory) -> str | None:
         with torch.random.fork_rng(devices=[]):
             straight = _end_of_trial(optimizer_class)
             resumed = _end_of_trial(optimizer_class, stored_after=STORED_AFTER)
+    except errors.Interrupted:
+        raise
     except Exception as error:  # noqa: BLE001 - whatever a hundred optimizers raise
         return f"{type(error).__name__}: {error}"
     # bit-exact: in a run, a single rounding difference grows
