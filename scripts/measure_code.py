@@ -109,10 +109,15 @@ class Code:
         return dict(counts)
 
     @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes of all trees."""
+        return [node for tree in self.trees.values() for node in ast.walk(tree)]
+
+    @cached_property
     def functions(self) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
         """All functions."""
-        nodes = (node for tree in self.trees.values() for node in ast.walk(tree))
-        return [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+        return [node for node in self.nodes if isinstance(node, kinds)]
 
     @cached_property
     def docstrings(self) -> list[tuple[str, str]]:
@@ -129,22 +134,28 @@ class Code:
     def public_docstrings(self) -> list[str]:
         """The docstrings of public classes, functions and methods."""
         kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        nodes = (node for tree in self.trees.values() for node in ast.walk(tree))
-        public = (node for node in nodes if isinstance(node, kinds) and node.name[0] != "_")
+        public = (node for node in self.nodes if isinstance(node, kinds) and node.name[0] != "_")
         return [text for node in public if (text := ast.get_docstring(node))]
+
+    @cached_property
+    def all_tokens(self) -> dict[str, list[tokenize.TokenInfo]]:
+        """Module -> its tokens."""
+        return {
+            name: list(tokenize.generate_tokens(io.StringIO(text).readline))
+            for name, text in self.texts.items()
+        }
 
     @cached_property
     def code_tokens(self) -> dict[str, list[tokenize.TokenInfo]]:
         """Module -> its tokens, without layout, comments and docstrings."""
         found = {}
-        for name, text in self.texts.items():
+        for name, tokens in self.all_tokens.items():
             documented: set[int] = set()
             for node in ast.walk(self.trees[name]):
                 if isinstance(node, ast.Expr) and isinstance(
                     getattr(node.value, "value", None), str
                 ):
                     documented.update(range(node.lineno, (node.end_lineno or 0) + 1))
-            tokens = tokenize.generate_tokens(io.StringIO(text).readline)
             found[name] = [
                 token
                 for token in tokens
@@ -175,17 +186,15 @@ class Code:
         """The number of `raise` statements, and of calls of functions that always raise."""
         annotated = [node for node in self.functions if isinstance(node.returns, ast.Name)]
         always = {node.name for node in annotated if getattr(node.returns, "id", "") == "NoReturn"}
-        nodes = [node for tree in self.trees.values() for node in ast.walk(tree)]
-        calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+        calls = [node.func for node in self.nodes if isinstance(node, ast.Call)]
         names = [getattr(call, "attr", getattr(call, "id", "")) for call in calls]
-        raised = sum(isinstance(node, ast.Raise) for node in nodes)
+        raised = sum(isinstance(node, ast.Raise) for node in self.nodes)
         return raised + sum(name in always for name in names)
 
     @cached_property
     def import_lines(self) -> int:
         """The number of lines of import statements."""
-        nodes = (node for tree in self.trees.values() for node in ast.walk(tree))
-        imports = (node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom))
+        imports = (n for n in self.nodes if isinstance(n, ast.Import | ast.ImportFrom))
         return sum((node.end_lineno or 0) - node.lineno + 1 for node in imports)
 
     @cached_property
@@ -205,8 +214,8 @@ class Code:
     def comments(self) -> int:
         """The number of comments for readers, without those for tools."""
         count = 0
-        for text in self.texts.values():
-            for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        for tokens in self.all_tokens.values():
+            for token in tokens:
                 tool = re.match(r"#\s*(fmt:|type:|noqa|pragma)", token.string)
                 count += token.type == tokenize.COMMENT and tool is None
         return count
@@ -236,7 +245,6 @@ def figures(code: Code) -> Iterator[tuple[str, object]]:
     """Yield the name of each figure and its value."""
     lines = {name: len(text.splitlines()) for name, text in code.texts.items()}
     total = sum(lines.values())
-    nodes = [node for tree in code.trees.values() for node in ast.walk(tree)]
     yield "files", len(lines)
     yield "lines", total
     yield "lines of code", code.code_lines
@@ -266,7 +274,7 @@ def figures(code: Code) -> Iterator[tuple[str, object]]:
     yield "words a public docstring", round(words / len(code.public_docstrings), 1)
     dense = 0
     for name, kinds in DENSE.items():
-        count = sum(isinstance(node, kinds) for node in nodes)
+        count = sum(isinstance(node, kinds) for node in code.nodes)
         dense += count
         yield f"{name} per 1,000 lines", round(count / total * 1000, 1)
     without_imports = code.code_lines - code.import_lines

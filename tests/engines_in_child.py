@@ -35,7 +35,7 @@ MODELS = {
     "rope": {"positions": "rope", "class_token": False, "pooling": "map"},
 }  # fmt: skip
 CASES = {
-    "fast": [("openvino", "registers"), ("openvino", "rope"), ("onnxruntime", "registers")],
+    "fast": [("openvino", "registers"), ("onnxruntime", "registers")],
     "all": [(engine, kind) for engine in ("openvino", "onnxruntime", "compile") for kind in MODELS],
 }
 

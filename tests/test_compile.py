@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from compiling import CASES, SPEC, VARIATIONS
+from compiling import CASES, QUICK, SPEC, STEMS, VARIATIONS
 from peers import TOLERANCE
 
 pytestmark = pytest.mark.timeout(600)
@@ -15,8 +15,10 @@ Results = dict[str, dict[str, object]]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory) -> Results:
-    """Every case, run in one child process: starting up and warming up are most of the time."""
+def results(request, tmp_path_factory) -> Results:
+    """The selected cases, run in one child process: starting up takes most of the time."""
+    params = [getattr(item, "callspec", None) for item in request.session.items
+              if item.path == request.path]  # fmt: skip
     here = Path(__file__).parent
     environment = os.environ | {
         "JAXTYPING_DISABLE": "1",  # its checks break graphs
@@ -27,7 +29,8 @@ def results(tmp_path_factory) -> Results:
         "TORCHINDUCTOR_VEC_ISA_OK": "1",  # else a program is compiled to try each instruction set
     }
     child = subprocess.run(
-        [sys.executable, "-W", "error", str(here / "compiling.py")],
+        [sys.executable, "-W", "error", str(here / "compiling.py"),
+         *(found.params["case"] for found in params if found)],
         env=environment, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert child.returncode == 0, child.stderr
@@ -35,7 +38,13 @@ def results(tmp_path_factory) -> Results:
     return {line.pop("case"): line for line in lines}
 
 
-@pytest.mark.parametrize("case", CASES)
+LATER = {f"{how} {name} {backend}".strip() for name in (VARIATIONS | STEMS).keys() - QUICK
+         for how, backend in (("compile", "aot_eager"), ("export", ""))}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.soak] * (case in LATER)) for case in CASES]
+)
 def test_it_equals_the_eager_model(results, case):
     assert "error" not in results[case], results[case]["error"]
     assert results[case]["difference"] <= TOLERANCE

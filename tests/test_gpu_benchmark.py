@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.soak
 SCRIPT = Path(__file__).parents[1] / "benchmarks/gpu.py"
 COMMAND = [sys.executable, str(SCRIPT), "--models", "Ti", "--blocks", "1"]
 
@@ -19,7 +20,6 @@ def ended(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
     )  # fmt: skip
 
 
-@pytest.mark.soak
 def test_the_libraries_are_compared_and_written(tmp_path: Path):
     output = tmp_path / "gpu.json"
     parts = ("inference", "training", "latency", "checkpointing")

@@ -44,9 +44,14 @@ def code() -> Code:
     return Code(ROOT)
 
 
+@pytest.fixture(scope="module")
+def found(code) -> dict[str, object]:
+    return dict(figures(code))
+
+
 @pytest.mark.parametrize("name", LARGEST)
-def test_the_code_stays_small(code, name):
-    assert dict(figures(code))[name] <= LARGEST[name]
+def test_the_code_stays_small(found, name):
+    assert found[name] <= LARGEST[name]
 
 
 def test_a_folder_has_at_most_twenty_modules(code):
@@ -90,8 +95,7 @@ def test_the_formatter_is_rarely_switched_off(code):
     assert code.count("# fmt: skip") <= 22
 
 
-def test_lines_are_not_bought_by_density(code):
-    found = dict(figures(code))
+def test_lines_are_not_bought_by_density(found):
     assert 41 <= found["all three per 1,000 lines of code"] <= 50
     assert 32 <= found["words a public docstring"] <= 39.5
 

@@ -16,6 +16,7 @@ TINY = {"image_size": 16, "patch_size": 8, "width": 32, "depth": 1, "num_heads":
 FAST = (
     " ".join(f"--spec.{name.replace('_', '-')} {value}" for name, value in TINY.items())
     + " --epochs 1 --warmup-epochs 0 --batch-size 4 --amp off --workers 0 --device cpu --quiet"
+    " --no-plots --no-report"
 )
 """Flags of a run of a second, which stand in the table as FAST."""
 FILES = {

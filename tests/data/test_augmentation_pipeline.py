@@ -45,7 +45,7 @@ def test_the_training_transform_gives_the_inputs_of_a_run(tmp_path, settings):
         data="digits", model="vit_tiny_patch16_224", spec={"image_size": 16, "patch_size": 8,
         "width": 8, "num_heads": 1, "mlp_width": 8, "depth": 1}, seed=3,
         batch_size=400, epochs=2, amp="off", output=str(tmp_path / "run"), quiet=True,
-        threads=1, log_examples=False, **settings,
+        threads=1, log_examples=False, log_histograms=False, plots=False, report=False, **settings,
     )  # fmt: skip
     run = train(config, [Inputs])
     checkpoint = vitkit.load(run.best)

@@ -96,7 +96,7 @@ from vitkit import cli
 room, output, *words = sys.argv[1:]
 first = [*words, f"--output={output}/first", "--spec.width=16", "--spec.num-heads=1"]
 # a whole epoch, and its end
-epoch = ["--batch-size=64", "--grad-accum-steps=1", "--max-steps=20"]
+epoch = ["--batch-size=256", "--grad-accum-steps=1", "--max-steps=5", "--spec.patch-size=4"]
 assert cli.run([*first, *epoch]) == 0
 held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + int(room)
 resource.setrlimit(resource.RLIMIT_AS, (held, held))

@@ -28,7 +28,14 @@ class Ticks:
 
 
 def auto(data, output, tick=0.01, clock=None, **settings):
-    asked = {"device": "cpu", "amp": "off", "threads": 1, "quiet": True, "report": False} | settings
+    asked = {
+        "device": "cpu",
+        "amp": "off",
+        "threads": 1,
+        "quiet": True,
+        "report": False,
+        "plots": False,
+    } | settings
     config = TrainConfig(data=str(data), auto=True, output=str(output), **asked)
     return search.run_search(config, clock or Ticks(tick))
 
@@ -162,7 +169,7 @@ def test_what_auto_does_not_take(settings, message, tmp_path):
 
 def timed(output, ends: float, **settings):
     """Run five steps an epoch; each takes a second by the clock."""
-    asked = SHORT | {"epochs": 20, "warmup_epochs": 1.0, "spec": SPEC} | settings
+    asked = SHORT | {"epochs": 12, "warmup_epochs": 1.0, "spec": SPEC} | settings
     config = TrainConfig(data="digits", output=str(output), **asked)
     clock = Ticks(1.0)
     return train_config(config, time_left=lambda: ends - clock())
@@ -174,7 +181,7 @@ def test_a_run_whose_time_is_over_ends_after_the_epoch(tmp_path):
     assert done.best.exists()
 
 
-@pytest.mark.parametrize(("ends", "epochs"), [(6.5, 6), (500.0, 20)])
+@pytest.mark.parametrize(("ends", "epochs"), [(6.5, 6), (500.0, 12)])
 def test_the_schedule_ends_with_the_budget(ends, epochs, tmp_path):
     done = timed(tmp_path / "run", ends)
     assert done.stopped == f"all {epochs} epochs"

@@ -197,7 +197,7 @@ def test_of_few_classes_there_is_no_top_k(images, tmp_path):
 
 
 def test_images_larger_than_the_model_are_shrunk(tmp_path):
-    data = write_images(tmp_path / "data", 2, side=1500)
+    data = write_images(tmp_path / "data", 2, side=400)
     found = chosen_for(data, tmp_path / "run")
     assert (found["spec"]["image_size"], found["crop_scale"]) == (64, 0.35)
 

@@ -188,7 +188,7 @@ def test_muon_with_nothing_left_for_adamw_is_refused(tmp_path):
 def test_the_alias_and_the_flag_without_a_value(tmp_path, capsys):
     a_checkpoint(tmp_path / "a.safetensors", classes=DIGITS)
     words = ["train", "digits", "--output", str(tmp_path / "run"), "--device", "cpu", "--quiet"]
-    short = ["--max-steps", "1", "--amp", "off", "--freeze", "backbone"]
+    short = ["--max-steps", "1", "--amp", "off", "--freeze", "backbone", "--no-report"]
     assert cli.run([*words, *short, "--finetune", str(tmp_path / "a.safetensors")]) == 0
     begun = vitkit.load(tmp_path / "run" / "weights" / "last.safetensors")
     assert np.allclose(begun.preprocess.mean, 0.3)
@@ -220,7 +220,7 @@ def test_allow_partial_starts_from_weights_with_an_unknown_tensor(tmp_path, caps
     )
     words = ["train", "digits", "--output", str(tmp_path / "run"), "--device", "cpu",
              "--max-steps", "1", "--amp", "off", "--threads", "1", "--pretrained", str(weights),
-             "--quiet"]  # fmt: skip
+             "--quiet", "--no-report"]  # fmt: skip
     assert cli.run(words) == 2
     assert "1 unknown tensor: extra.weight" in capsys.readouterr().err
     assert cli.run([*words, "--allow-partial", "--overwrite"]) == 0

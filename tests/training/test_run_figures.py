@@ -16,7 +16,7 @@ from training.tiny_runs import end_of
 import vitkit
 from vitkit import Callback, DataError, Trainer, TrainResult, cli
 
-train = partial(logged_runs.train, plots=True)
+train = partial(logged_runs.train, plots=True, log_histograms=False, log_examples=False)
 HEADER = "epoch,step,lr,train_loss,val_top1,val_loss\n"
 
 

@@ -215,7 +215,7 @@ def test_a_run_of_many_epochs_prints_some_of_them_and_logs_all(tmp_path, capsys)
     vitkit.train(
         (images, np.arange(20) % 2), output=tmp_path / "run", epochs=60, batch_size=8, workers=0,
         spec={"image_size": 8, "patch_size": 4, "width": 16, "depth": 1, "num_heads": 2},
-        save_every=1000, log_histograms=False, log_examples=False,
+        save_every=1000, log_histograms=False, log_examples=False, plots=False, report=False,
     )  # fmt: skip
     printed = re.findall(r"^epoch +\d+/60 .*", capsys.readouterr().out, flags=re.MULTILINE)
     logged = re.findall(r" epoch +\d+/60 .*", (tmp_path / "run/train.log").read_text())

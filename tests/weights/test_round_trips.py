@@ -140,7 +140,11 @@ def small(spec: vitkit.ViTSpec) -> vitkit.ViT:
     return noisy(spec)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.soak] * (n not in ("huggingface", "jeonsworld")))
+     for n in FORMATS],
+)  # fmt: skip
 def test_every_preset_that_a_format_holds_comes_back(tmp_path, name):
     held = Counter[str]()
     done: set[vitkit.ViTSpec] = set()

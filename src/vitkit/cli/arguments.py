@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -361,12 +362,17 @@ def _docstring(text: str) -> tuple[str, dict[str, str]]:
     return text, described
 
 
+@cache  # a file of several classes is parsed once
+def _class_bodies(module: str) -> dict[str, list[ast.stmt]]:
+    """Return the statements of each class of a module."""
+    parts = ast.parse(inspect.getsource(sys.modules[module])).body
+    return {part.name: part.body for part in parts if isinstance(part, ast.ClassDef)}
+
+
 def _field_docstrings(cls: type[Any]) -> dict[str, str]:
     """Return the docstring below each field of a class."""
     # Python keeps no docstrings of fields, so they are read from the source
-    module = ast.parse(inspect.getsource(sys.modules[cls.__module__]))
-    classes = [part for part in module.body if isinstance(part, ast.ClassDef)]
-    body = next(part.body for part in classes if part.name == cls.__name__)
+    body = _class_bodies(cls.__module__)[cls.__name__]
     described = {}
     for one, following in itertools.pairwise(body):
         match one, following:

@@ -16,6 +16,8 @@ CLASSES = torch.tensor([4, 1])
 def compute(name: str, model: vitkit.ViT, images: Tensor, **options: object) -> Tensor:
     if METHODS[name].by_class:
         options.setdefault("classes", CLASSES[: len(images)])
+    if "steps" in METHODS[name].options:
+        options.setdefault("steps", 5)
     return METHODS[name].compute(model, images, **options)
 
 

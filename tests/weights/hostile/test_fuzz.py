@@ -73,7 +73,7 @@ def fuzz(name: str, examples: int) -> None:
 @pytest.mark.parametrize("name", SEEDS)
 def test_changed_bytes_are_read_or_refused(name):
     opened(name, SEEDS[name])
-    fuzz(name, 200)
+    fuzz(name, 60)
 
 
 @pytest.mark.soak

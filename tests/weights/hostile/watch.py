@@ -9,6 +9,7 @@ that it touches again count too, some 20 MB.
 """
 
 import contextlib
+import gc
 import io
 import json
 import logging
@@ -151,6 +152,7 @@ def watched(
 def in_a_fork(path: str, *how: Any) -> dict[str, Any]:
     """`watched`, or by which signal the fork died."""
     out, into = os.pipe()
+    gc.freeze()  # a collection in the fork would copy all memory that it goes through
     child = os.fork()
     if child == 0:
         os.close(out)
