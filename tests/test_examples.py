@@ -25,13 +25,13 @@ PRINTED = {
     "10_export": "ONNX: True",
 }
 """Script -> a line that it prints only if all went well."""
-SLOW = ("05_own_dataset", "10_export")
-"""What they call runs in other tests: datasets in memory in `test_objects`, `test_export`."""
 APART = {
+    "05_own_dataset": (),
     "07_compile": (),  # the checks of shapes in these tests break compiled graphs
     "08_ddp": ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"),
+    "10_export": (),
 }
-"""Script that needs processes of its own -> what starts them."""
+"""Script that takes long, or needs processes of its own -> what starts them."""
 
 
 @pytest.mark.soak
@@ -65,12 +65,7 @@ def test_a_script_is_short_and_imports_the_public_face_alone(script):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.soak] * (name in SLOW))
-     for name in sorted(PRINTED.keys() - APART.keys())],
-)  # fmt: skip
+@pytest.mark.parametrize("name", sorted(PRINTED.keys() - APART.keys()))
 def test_a_researcher_s_script_runs(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     if name == "09_lora":

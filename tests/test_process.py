@@ -61,7 +61,7 @@ def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for size in (2**20, 2**24):  # 4 and 64 MB
     calls = []
-    for call in range(7):
+    for call in range(21):
         before = faults()
         torch.zeros(size) + 1
         calls.append(faults() - before)

@@ -199,7 +199,7 @@ def test_a_broken_export_leaves_nothing(
     monkeypatch.setattr("vitkit.exporting.export.write_artefact", write_broken)
     with pytest.raises(CheckpointError, match=f"nothing is written: .*{message}"):
         vitkit.export(
-            checkpoint, tmp_path / "new" / "tiny.xml", to="openvino",
+            checkpoint, tmp_path / "new" / "tiny.pt2", to="torch",
             data=str(photos) if with_data else None,
         )  # fmt: skip
     assert list(tmp_path.iterdir()) == []

@@ -205,7 +205,7 @@ def test_a_published_name_with_a_slash_and_its_own_size(tmp_path, monkeypatch):
     own = vitkit.save(tmp_path / "own.safetensors", noisy(spec),
                       preprocess=vitkit.Preprocess(image_size=28))  # fmt: skip
     published(own, cache, name, "huggingface")
-    settings = SHORT | {"max_steps": 1, "batch_size": 2, "lr": 1e-4, "freeze": ("backbone",)}
+    settings = SHORT | {"max_steps": 1, "batch_size": 2, "freeze": ("backbone",), "test": False}
     run = vitkit.train("digits", model=f"hf://{name}", pretrained="auto", **settings)
     begun = vitkit.load(run.last).model.spec
     assert (begun.image_size, begun.pooling) == ((28, 28), "cls_mean")
