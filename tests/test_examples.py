@@ -34,19 +34,18 @@ APART = {
 """Script that takes long, or needs processes of its own -> what starts them."""
 
 
+def ended(folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command], cwd=folder, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_transformer_learns_to_write_backwards(tmp_path):
     """The example in full, 15 to 20 seconds of one core."""
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / "reverse.py"],
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = ended(tmp_path, EXAMPLES / "reverse.py")
     assert done.returncode == 0, done.stderr
     assert "backward -> drawkcab" in done.stdout
     right, words = re.findall(r"held out  (\d+) of (\d+) words correct", done.stdout)[0]
@@ -78,14 +77,6 @@ def test_a_researcher_s_script_runs(name, tmp_path, monkeypatch, capsys):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", APART)
 def test_a_researcher_s_script_runs_in_processes_of_its_own(name, tmp_path):
-    done = subprocess.run(
-        [sys.executable, *APART[name], EXAMPLES / "research" / f"{name}.py"],
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    done = ended(tmp_path, *APART[name], EXAMPLES / "research" / f"{name}.py")
     assert done.returncode == 0, done.stderr
     assert PRINTED[name] in done.stdout
