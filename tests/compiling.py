@@ -130,7 +130,7 @@ def exported_transformer() -> float:
 
 
 QUICK = {"plain", "registers", "rope", "map"}
-"""Variations of the fast tests, of which `features` and `inductor` compile the plain one."""
+"""Variations of the fast tests, in which `features` compiles the plain one."""
 CASES: dict[str, Case] = {
     "train plain aot_eager": lambda: trained("aot_eager"),
     "features plain aot_eager": lambda: backbone("aot_eager"),

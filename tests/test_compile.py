@@ -40,6 +40,7 @@ def results(request, tmp_path_factory) -> Results:
 
 LATER = {f"{how} {name} {backend}".strip() for name in (VARIATIONS | STEMS).keys() - QUICK
          for how, backend in (("compile", "aot_eager"), ("export", ""))}  # fmt: skip
+LATER.add("compile plain inductor")  # a C++ compiler takes as long as all others
 
 
 @pytest.mark.parametrize(

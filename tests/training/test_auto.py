@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from training.starts import SHORT, SPEC, a_checkpoint
-from training.tiny_runs import QUICK, settings_of
+from training.tiny_runs import settings_of
 
 import vitkit
 from vitkit import Interrupted, NonFiniteError, SettingError, TrainConfig
@@ -28,7 +28,9 @@ class Ticks:
 
 
 def auto(data, output, tick=0.01, clock=None, **settings):
-    config = TrainConfig(data=str(data), auto=True, output=str(output), **QUICK | settings)
+    asked = {"device": "cpu", "amp": "off", "threads": 1, "quiet": True, "report": False}
+    asked |= {"plots": False} | settings
+    config = TrainConfig(data=str(data), auto=True, output=str(output), **asked)
     return search.run_search(config, clock or Ticks(tick))
 
 
