@@ -53,6 +53,8 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if any(blocks(page))]
+LATER = ("export", "fast")
+"""Pages of what other tests call: exports and engines, each in processes of their own."""
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +112,10 @@ def run_console(text: str) -> None:
         assert cli.run(words) == 0, line
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, id=page.stem, marks=[pytest.mark.soak] * (page.stem in LATER))
+             for page in PAGES]
+)  # fmt: skip
 def test_the_blocks_of_a_page_run(page, material, tmp_path, monkeypatch):
     shutil.copytree(material, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")

@@ -181,7 +181,9 @@ def wrongly_normalised(checkpoint: vitkit.Checkpoint) -> vitkit.Checkpoint:
 @pytest.mark.parametrize(
     ("broken", "with_data", "message"),
     [
-        pytest.param(wrongly_normalised, False, "logits differ from torch's by", id="input"),
+        pytest.param(
+            wrongly_normalised, False, "logits differ from torch's by", id="input", marks=LATER
+        ),
         pytest.param(swapped, True, "top-1 falls from 100.00% to", id="swapped", marks=LATER),
         pytest.param(not_finite, False, "NaN or infinity for 64 of 64", id="NaN", marks=LATER),
     ],

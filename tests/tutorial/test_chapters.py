@@ -208,7 +208,7 @@ def in_one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-LONG = {"00", "01", "03", "05", "06", "07", "07b", "08", "09", "10", "13", "14"}
+LONG = {"00", "01", "03", "04", "05", "06", "07", "07b", "08", "09", "10", "13", "14"}
 """Chapters that train for long: `make docs`, as for every change, and `make soak` run them."""
 RUN = [
     pytest.param(path, id=path.stem, marks=[pytest.mark.soak] * (path.stem.split("_")[0] in LONG))
