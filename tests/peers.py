@@ -85,15 +85,10 @@ def relative(ours: Tensor, theirs: Tensor) -> float:
 
 @torch.inference_mode()
 def assert_parity(
-    ours: nn.Module,
-    theirs: nn.Module,
-    weights: Weights,
-    images: Tensor,
-    *,
-    swaps: Sequence[tuple[str, str]],
-    read: Callable[[Any], Tensor] = lambda output: output,
+    ours: nn.Module, theirs: nn.Module, weights: Weights, images: Tensor, *,
+    swaps: Sequence[tuple[str, str]], read: Callable[[Any], Tensor] = lambda output: output,
     **settings: Any,
-) -> None:
+) -> None:  # fmt: skip
     """The same logits with the same weights, and others once two of them are swapped.
 
     Args:

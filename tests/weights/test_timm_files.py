@@ -85,7 +85,13 @@ def test_their_folder_is_computed_by_ours(tmp_path, name):
     assert spec.image_size == (image(name), image(name))
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if name not in TO_THE_CONFIG])
+ALONE = [name for name in KINDS if name not in TO_THE_CONFIG]
+
+
+@pytest.mark.parametrize(
+    "name", [*ALONE[::3], *(pytest.param(n, marks=pytest.mark.soak)
+                            for n in ALONE if n not in ALONE[::3])]
+)  # fmt: skip
 def test_their_state_dict_alone_is_computed_by_ours(tmp_path, name):
     model = theirs(name)
     torch.save({"state_dict": model.state_dict(), "arch": name}, tmp_path / "model.pth.tar.pth")
