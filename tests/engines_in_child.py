@@ -16,6 +16,9 @@ from refused_sockets import SOCKET_CALLS, refuse_sockets
 
 if __name__ == "__main__" and platform.machine() in SOCKET_CALLS:
     refuse_sockets()  # before any runtime is imported
+    if "--open-a-socket" in sys.argv:
+        socket.socket(socket.AF_INET)
+        sys.exit("a socket was opened")
 
 import numpy as np
 import torch
@@ -51,7 +54,8 @@ def difference(engine: str, kind: str, folder: Path) -> float:
         for count in (1, 2, 5) if engine != "compile" else (5,):
             run = build_engine(engine, model, threads=1, folder=folder / kind)
             found.append((run(images[:count]) - expected[:count]).abs().max().item())
-            if count == 2:  # a damaged file is converted again
+            # a damaged file is converted again
+            if count == 2 and (engine, kind) != ("openvino", "registers"):
                 for file in (folder / kind).glob("*[lnx]"):
                     file.write_bytes(file.read_bytes()[:-4096].ljust(file.stat().st_size, b"\0"))
     return max(found) / expected.abs().max().item()
@@ -87,9 +91,6 @@ def main(arguments: list[str]) -> None:
     if arguments == ["--quantise"]:
         quantise_a_model()
         return
-    if arguments == ["--open-a-socket"]:
-        socket.socket(socket.AF_INET)
-        sys.exit("a socket was opened")
     if arguments[0] == "--wait":
         if arguments[1] == "quietly":
             quiet_imports()
