@@ -41,9 +41,14 @@ def chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def png(
-    width: int, height: int, depth: int, colour: int, rows: list[bytes], before: bytes = b"",
+    width: int,
+    height: int,
+    depth: int,
+    colour: int,
+    rows: list[bytes],
+    before: bytes = b"",
     interlace: int = 0,
-) -> bytes:  # fmt: skip
+) -> bytes:
     """A PNG made by hand, from unfiltered rows."""
     header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlace)
     pixels = zlib.compress(b"".join(b"\0" + row for row in rows))

@@ -85,10 +85,15 @@ def relative(ours: Tensor, theirs: Tensor) -> float:
 
 @torch.inference_mode()
 def assert_parity(
-    ours: nn.Module, theirs: nn.Module, weights: Weights, images: Tensor, *,
-    swaps: Sequence[tuple[str, str]], read: Callable[[Any], Tensor] = lambda output: output,
+    ours: nn.Module,
+    theirs: nn.Module,
+    weights: Weights,
+    images: Tensor,
+    *,
+    swaps: Sequence[tuple[str, str]],
+    read: Callable[[Any], Tensor] = lambda output: output,
     **settings: Any,
-) -> None:  # fmt: skip
+) -> None:
     """The same logits with the same weights, and others once two of them are swapped.
 
     Args:

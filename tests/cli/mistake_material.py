@@ -20,18 +20,31 @@ FAST = (
 )
 """Flags of a run of a second, which stand in the table as FAST."""
 FILES = {
-    "badkey.yaml": "epochs: 1\nlearningrate: 1e-3\n", "badsyntax.yaml": "epochs: 1\nlr: [1\n",
-    "badspec.yaml": "spec: 3\n", "fiverecipe.yaml": "recipe: 5\n", "badtype.yaml": "epochs: many\n",
-    "badlist.yaml": "- epochs\n", "tab.yaml": "\tepochs: 1\n",
-    "range.yaml": "epochs: 1\nbatch_size: 0\n", "twice.yaml": "epochs: 1\nepochs: 2\n",
-    "badrecipe.yaml": "recipe: digit\n", "empty.yaml": "",
+    "badkey.yaml": "epochs: 1\nlearningrate: 1e-3\n",
+    "badsyntax.yaml": "epochs: 1\nlr: [1\n",
+    "badspec.yaml": "spec: 3\n",
+    "fiverecipe.yaml": "recipe: 5\n",
+    "badtype.yaml": "epochs: many\n",
+    "badlist.yaml": "- epochs\n",
+    "tab.yaml": "\tepochs: 1\n",
+    "range.yaml": "epochs: 1\nbatch_size: 0\n",
+    "twice.yaml": "epochs: 1\nepochs: 2\n",
+    "badrecipe.yaml": "recipe: digit\n",
+    "empty.yaml": "",
     "nocol.csv": "file,class\ntwo/a/0.png,a\ntwo/b/0.png,b\n",
-    "nohead.csv": "two/a/0.png,a\ntwo/b/0.png,b\n", "headeronly.csv": "path,label\n",
-    "empty.csv": "", "nolabel.csv": "path,label\ntwo/a/0.png,\ntwo/b/0.png,b\n",
-    "h.py": "print('hello')\n", "notes.txt": "hello\n", "not.safetensors": "hello",
-    "not.npz": "hello", "not.pth": "hello", "not.parquet": "hello", "data.json": "{}",
+    "nohead.csv": "two/a/0.png,a\ntwo/b/0.png,b\n",
+    "headeronly.csv": "path,label\n",
+    "empty.csv": "",
+    "nolabel.csv": "path,label\ntwo/a/0.png,\ntwo/b/0.png,b\n",
+    "h.py": "print('hello')\n",
+    "notes.txt": "hello\n",
+    "not.safetensors": "hello",
+    "not.npz": "hello",
+    "not.pth": "hello",
+    "not.parquet": "hello",
+    "data.json": "{}",
     "image.png": "words, not pixels",
-}  # fmt: skip
+}
 """Text files by name."""
 IMAGES = [f"two/{label}/{number}.png,{label}" for label in "ab" for number in range(10)]
 TABLES = {

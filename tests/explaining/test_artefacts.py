@@ -13,13 +13,18 @@ import vitkit
 WIDTH, NEURON, LAYER = 32, 5, 1
 SIZE = (32, 48)
 READOUTS = {
-    "class token": {}, "registers": {"num_registers": 2}, "distilled": {"distillation_token": True},
-    "mean": {"class_token": False, "pooling": "mean"}, "mean of all": {"pooling": "mean_all"},
-    "MAP": {"class_token": False, "pooling": "map"}, "both": {"pooling": "cls_mean"},
-    "rotary": {"positions": "rope"}, "LayerScale": {"layer_scale": 0.5},
+    "class token": {},
+    "registers": {"num_registers": 2},
+    "distilled": {"distillation_token": True},
+    "mean": {"class_token": False, "pooling": "mean"},
+    "mean of all": {"pooling": "mean_all"},
+    "MAP": {"class_token": False, "pooling": "map"},
+    "both": {"pooling": "cls_mean"},
+    "rotary": {"positions": "rope"},
+    "LayerScale": {"layer_scale": 0.5},
     "packed SwiGLU": {"mlp": "swiglu_packed", "activation": "silu"},
     "split SwiGLU": {"mlp": "swiglu_split", "activation": "silu"},
-}  # fmt: skip
+}
 
 
 def planted(seed: int = 0, **fields) -> vitkit.ViT:

@@ -13,13 +13,15 @@ import vitkit
 SIZE = (24, 40)
 """A rectangle of 3 x 5 patches."""
 MODELS = {
-    "class token": {}, "mean": {"class_token": False, "pooling": "mean"},
+    "class token": {},
+    "mean": {"class_token": False, "pooling": "mean"},
     "MAP": {"class_token": False, "pooling": "map"},
     "registers": {"num_registers": 2, "pooling": "cls_mean"},
     "distilled": {"distillation_token": True},
     "rotary": {"positions": "rope", "positions_cover_prefix": True},
-    "post-norm": {"block": "post_norm"}, "hybrid": {"stem": "resnet", "resnet_layers": ()},
-}  # fmt: skip
+    "post-norm": {"block": "post_norm"},
+    "hybrid": {"stem": "resnet", "resnet_layers": ()},
+}
 
 
 def model(**fields) -> vitkit.ViT:

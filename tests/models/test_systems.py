@@ -23,10 +23,14 @@ TORCH_S = {  # a block's keys, ours -> theirs
     f"{ours}{leaf}": f"{theirs}{'_' if 'in_proj' in theirs else '.'}{leaf}"
     for leaf in ("weight", "bias")
     for ours, theirs in (
-        ("norm1.", "norm1"), ("attn.qkv.", "self_attn.in_proj"), ("norm2.", "norm2"),
-        ("attn.proj.", "self_attn.out_proj"), ("mlp.fc1.", "linear1"), ("mlp.fc2.", "linear2"),
+        ("norm1.", "norm1"),
+        ("attn.qkv.", "self_attn.in_proj"),
+        ("attn.proj.", "self_attn.out_proj"),
+        ("norm2.", "norm2"),
+        ("mlp.fc1.", "linear1"),
+        ("mlp.fc2.", "linear2"),
     )
-}  # fmt: skip
+}
 LARGE = {"width": 1024, "depth": 24, "num_heads": 16, "mlp_width": 4096}
 
 

@@ -15,16 +15,23 @@ from vitkit import SpecError
 timm = peer("timm")
 TINY, SMALL = "vit_tiny_patch16_224", {"img_size": 32, "patch_size": 8, "depth": 2}
 KEYWORDS = [
-    {"embed_dim": 96}, {"embed_dim": 96, "mlp_ratio": 2.5}, {"mlp_ratio": 1.3},
-    {"in_chans": 1, "num_classes": 7}, {"global_pool": "avg"},
-    {"global_pool": "avg", "fc_norm": False}, {"global_pool": "avg", "pool_include_prefix": True},
+    {"embed_dim": 96},
+    {"embed_dim": 96, "mlp_ratio": 2.5},
+    {"mlp_ratio": 1.3},
+    {"in_chans": 1, "num_classes": 7},
+    {"global_pool": "avg"},
+    {"global_pool": "avg", "fc_norm": False},
+    {"global_pool": "avg", "pool_include_prefix": True},
     {"global_pool": "token", "fc_norm": True},
     {"class_token": False, "global_pool": "avg", "reg_tokens": 2},
-    {"reg_tokens": 3, "no_embed_class": True}, {"pos_embed": "none"}, {"pre_norm": True},
+    {"reg_tokens": 3, "no_embed_class": True},
+    {"pos_embed": "none"},
+    {"pre_norm": True},
     {"init_values": 0.3, "qk_norm": True, "qkv_bias": False},
-    {"act_layer": "quick_gelu", "final_norm": False}, {"norm_layer": "rmsnorm"},
+    {"act_layer": "quick_gelu", "final_norm": False},
+    {"norm_layer": "rmsnorm"},
     {"dynamic_img_size": True, "num_classes": 0},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("keywords", KEYWORDS, ids=str)

@@ -49,8 +49,13 @@ def test_an_image_that_does_not_fit_is_named_with_what_was_expected(shape):
 
 
 def test_dropout_rates_are_separate_and_off_in_eval_mode():
-    others = ("position", "attention", "projection", "mlp")
-    for rate in ("drop_path", *(f"{name}_dropout" for name in others)):
+    for rate in (
+        "position_dropout",
+        "attention_dropout",
+        "projection_dropout",
+        "mlp_dropout",
+        "drop_path",
+    ):
         model, images = small(**{rate: 0.5}), torch.randn(4, 3, 32, 32)
         plain = small()
         plain.load_state_dict(model.state_dict())

@@ -30,8 +30,10 @@ def numbers_in(figure) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "classes"), [("class ", 2), ("class ", 60), (LONG, 10), (LONG, 25)]
-)
+    ("name", "classes"),
+    [("class ", 2), ("class ", 60), (LONG, 10), (LONG, 25),
+     pytest.param(LONG, 60, marks=pytest.mark.soak)],
+)  # fmt: skip
 def test_every_name_is_there_in_full_twice(name, classes):
     names = [f"{name}{number}" for number in range(classes)]
     figure = draw_confusion(counts(classes), names, "photos & more")

@@ -108,8 +108,12 @@ def test_what_the_cache_does_not_hold_is_an_error(cache):
         vitkit.load("hf://someone/other")
     with pytest.raises(CheckpointError, match="not in the cache, and the Hub"):
         vitkit.load(f"hf://someone/small@{'b' * 40}")
-    wrong = "hf://small", "hf://../etc/passwd", "hf://someone/small:../../x.npz", "timm://"
-    for address in wrong:
+    for address in (
+        "hf://small",
+        "hf://../etc/passwd",
+        "hf://someone/small:../../x.npz",
+        "timm://",
+    ):
         with pytest.raises(CheckpointError, match="expected hf://owner/name"):
             vitkit.load(address)
     with pytest.raises(CheckpointError, match="expected a name that ends in one of"):

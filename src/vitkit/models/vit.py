@@ -219,6 +219,7 @@ class ViT(Backbone, Pretrained):
         self._merge = _average if averaged else _first
 
     def _make_pooling(self, spec: ViTSpec) -> nn.Module:
+        """Return the pooling of a spec; `reset_classifier` calls this, too."""
         return AttentionPool(spec) if spec.pooling == "map" else Readout(spec.pooling)
 
     def forward(self, images: Images, record: Record | None = None) -> Logits:

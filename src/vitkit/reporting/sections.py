@@ -63,7 +63,7 @@ class PlainSection:
     Attributes:
         text: the paragraph.
         figures: side by side, each with its caption: what it shows, with its numbers.
-        is_wide: a figure is as wide as the page; its caption is only read aloud.
+        is_wide: each figure is as wide as the page, and its caption is for screen readers alone.
         rows: name and value.
     """
 
