@@ -154,7 +154,7 @@ def decorate(axes: Axes) -> int:
         axes: without a frame at the right and above from now on.
 
     Returns:
-        Rows of the legend.
+        Rows of the legend. A title stands there, too: pad it by them, as `draw_distance` does.
     """
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(visible=True, linewidth=0.4, color="#dddddd")
